@@ -1,0 +1,107 @@
+"""The entry: compose and check the configuration, then hand it to one task. Turns every failure into one line and an exit code.
+
+Exit codes: 0 done, 1 the run failed, 2 the user's configuration or data is wrong, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from weldtrain import config
+from weldtrain.errors import WeldtrainError
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: unwinds the stack like Ctrl-C, so that whatever is open is closed on the way out."""
+
+
+@hydra.main(version_base="1.3", config_path=str(config.CONF_DIR), config_name="config")
+def _run(composed: DictConfig) -> float | None:
+    """One job: a single run, or one point of a sweep. Returns the objective of a sweep."""
+    from weldtrain.telemetry.record import RunRecord
+
+    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        runtime = HydraConfig.get().runtime
+        cfg = config.validated(composed, runtime.cwd)
+        with RunRecord(runtime.output_dir, cfg) as record:
+            task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
+            return task.run(cfg, record)
+    except Exception as error:
+        if sweeping:  # Hydra notes the failure and goes on with the other jobs
+            raise
+        # SystemExit passes Hydra, which would print a line of its own before ours.
+        raise SystemExit(_report(error)) from error
+
+
+def main() -> None:
+    """`weldtrain` and `python -m weldtrain`."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
+    signal.signal(signal.SIGTERM, _terminate)
+    config.register()
+    try:
+        overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+        config.check_override_keys(overrides)
+        # A first run needs no arguments and no GPU.
+        if not any(o.split("=")[0].lstrip("+~") in ("experiment", "dataset") for o in overrides):
+            sys.argv.append("experiment=quickstart")
+        _run()
+    except Terminated:
+        sys.exit(_interrupted("terminated", 143))
+    except KeyboardInterrupt:
+        sys.exit(_interrupted("interrupted", 130))
+    except Exception as error:
+        sys.exit(_report(error))
+
+
+def _terminate(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    raise Terminated
+
+
+def _interrupted(what: str, code: int) -> int:
+    print(f"weldtrain: {what}; what was written so far is complete", file=sys.stderr)
+    return code
+
+
+def _report(error: Exception) -> int:
+    """Prints the error's one line and returns the exit code."""
+    if isinstance(error, WeldtrainError):
+        print(f"weldtrain: {error}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        print(f"weldtrain: {_hydra_line(error)}", file=sys.stderr)
+        return 2
+    traceback.print_exception(error)
+    print(f"weldtrain: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    return 1
+
+
+def _hydra_line(error: Exception) -> str:
+    """Hydra's several lines in one, with the nearest choice where a group has no such file."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+    lines = [part.strip() for part in f"{error}\n{cause or ''}".splitlines()]
+    lines = [part for part in lines if part and not part.startswith(("full_key:", "object_type=", "reference_type=", "Config search"))]
+    if "Could not find '" in lines[0]:
+        wanted = lines[0].split("Could not find '")[1].split("'")[0]
+        group, _, choice = wanted.rpartition("/")
+        choices = [part for part in lines[1:] if part.isidentifier()]
+        near = config.nearest(choice, choices)
+        return (f"{group}: no choice '{choice}'; " + (f"did you mean '{near}'? " if near else "")
+                + f"there are {', '.join(choices)}")
+    return " ".join(dict.fromkeys(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""The schema of every key: type, range, and the checks that run before any data is read or torch is imported.
+
+Hydra composes `conf/` onto these dataclasses, so a wrong type or key fails at composition; `validated` then
+checks ranges and what keys ask of each other, and hands on plain dataclass instances. The reason for a
+default stands beside it in `conf/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from omegaconf import DictConfig, OmegaConf
+
+from weldtrain.errors import ConfigError
+
+# In a wheel the configs lie inside the package, in a checkout beside it.
+CONF_DIR = next(p for p in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf") if p.is_dir())
+GROUPS = ("task", "dataset", "loader", "augment", "model", "optimizer", "scheduler", "trainer", "experiment")
+
+
+def key(default: Any, **limits: Any) -> Any:
+    """A field with limits: `ge gt le lt` for numbers (each item of a list), `choices` for text."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=limits)
+    return field(default=default, metadata=limits)
+
+
+@dataclass
+class SyntheticConfig:
+    train: int = key(240, ge=1)
+    val: int = key(60, ge=1)
+    test: int = key(60, ge=0)
+    size_px: int = key(256, ge=128, le=2048)
+    seed: int = key(0, ge=0)
+
+
+@dataclass
+class DatasetConfig:
+    format: str = key("synthetic", choices=("synthetic", "welding_v2"))
+    root: Optional[str] = None
+    classes: Optional[list[str]] = None
+    images: str = "images"
+    annotations: str = "annotations"
+    split_csv: str = "train_val_test_split.csv"
+    missing: str = key("error", choices=("error", "negative", "skip"))
+    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+
+
+@dataclass
+class LoaderConfig:
+    batch_size: int = key(8, ge=1)
+    num_workers: Union[int, str] = key("auto", ge=0, choices=("auto",))
+    pin_memory: Union[bool, str] = key("auto", choices=("auto",))
+    persistent_workers: bool = True
+    prefetch_factor: int = key(2, ge=1)
+    drop_last: bool = True
+    timeout_s: float = key(60.0, ge=0)
+    multiprocessing_context: Optional[str] = key(None, choices=("fork", "spawn", "forkserver"))
+    shuffle: bool = True
+
+
+@dataclass
+class AugmentConfig:
+    hflip: float = key(0.0, ge=0, le=1)
+    vflip: float = key(0.0, ge=0, le=1)
+    brightness: float = key(0.0, ge=0, lt=1)
+    contrast: float = key(0.0, ge=0, lt=1)
+
+
+@dataclass
+class ModelConfig:
+    backbone: str = key("resnet50", choices=("resnet18", "resnet34", "resnet50", "resnet101", "mobilenet_v3_large"))
+    head: str = key("two_mlp", choices=("two_mlp", "four_conv_one_fc"))
+    weights: Optional[str] = None
+    trainable_layers: Optional[int] = key(None, ge=0, le=6)
+    min_size: int = key(800, ge=32)
+    max_size: int = key(1333, ge=32)
+    pyramid_channels: int = key(256, ge=16)
+    box_head_width: int = key(1024, ge=16)
+    anchor_sizes: list[float] = key([32.0, 64.0, 128.0, 256.0, 512.0], gt=0)
+    anchor_ratios: list[float] = key([0.5, 1.0, 2.0], gt=0)
+    rpn_batch_per_image: int = key(256, ge=2)
+    rpn_pre_nms_top_n_train: int = key(2000, ge=1)
+    rpn_pre_nms_top_n_test: int = key(1000, ge=1)
+    rpn_post_nms_top_n_train: int = key(2000, ge=1)
+    rpn_post_nms_top_n_test: int = key(1000, ge=1)
+    rpn_nms_thresh: float = key(0.7, gt=0, le=1)
+    box_batch_per_image: int = key(512, ge=2)
+    box_positive_fraction: float = key(0.25, gt=0, lt=1)
+    box_nms_thresh: float = key(0.5, gt=0, le=1)
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = key("sgd", choices=("sgd", "adamw"))
+    lr: float = key(0.01, gt=0)
+    momentum: float = key(0.9, ge=0, lt=1)
+    weight_decay: float = key(1e-4, ge=0)
+
+
+@dataclass
+class SchedulerConfig:
+    name: str = key("cosine", choices=("constant", "cosine", "multistep"))
+    warmup: float = key(0.05, ge=0, lt=1)
+    milestones: list[float] = key([0.67, 0.89], gt=0, lt=1)
+    gamma: float = key(0.1, gt=0, lt=1)
+    final: float = key(0.01, ge=0, le=1)
+
+
+@dataclass
+class TrainerConfig:
+    epochs: int = key(26, ge=1)
+    max_steps: Optional[int] = key(None, ge=1)
+    precision: str = key("auto", choices=("auto", "fp32", "bf16", "fp16"))
+    grad_clip: Optional[float] = key(10.0, gt=0)
+    eval_every: int = key(1, ge=1)
+    log_every: int = key(10, ge=1)
+    cpu_threads: Optional[int] = key(None, ge=1)
+
+
+@dataclass
+class EvaluateConfig:
+    split: str = "val"
+    batch_size: int = key(8, ge=1)
+    score_thresh: float = key(0.01, ge=0, lt=1)
+    max_detections: int = key(100, ge=1)
+    false_call_score: float = key(0.5, ge=0, le=1)
+
+
+@dataclass
+class Config:
+    task: str = "train"
+    seed: int = key(0, ge=0)
+    device: str = key("auto", choices=("auto", "cuda", "cpu", "mps"))
+    output_dir: str = "outputs"
+    cache_dir: str = "~/.cache/weldtrain"
+    checkpoint: Optional[str] = None
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+
+# What other trainers call a key, so that a habit finds its way.
+ELSEWHERE = {
+    "learning_rate": "optimizer.lr", "lr0": "optimizer.lr", "batch": "loader.batch_size", "workers": "loader.num_workers",
+    "imgsz": "model.min_size", "image_size": "model.min_size", "amp": "trainer.precision", "data": "dataset.root",
+    "dataset.path": "dataset.root", "max_iter": "trainer.max_steps", "warmup_steps": "scheduler.warmup",
+    "dataset.ann_dir": "dataset.annotations", "seed_everything": "seed", "conf": "evaluate.score_thresh",
+}
+PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "dataset.root")
+
+
+def register() -> None:
+    """Makes the schema and the run directory's resolvers known to Hydra. May be called again."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver(
+        "weldtrain.run_name", lambda task, experiment: experiment or task, replace=True, use_cache=True
+    )
+    # Cached per run, and Hydra copies that cache to each job of a sweep: one name for the whole of it.
+    OmegaConf.register_new_resolver("weldtrain.run_id", lambda: secrets.token_hex(3), replace=True, use_cache=True)
+
+
+def schema_keys() -> dict[str, dataclasses.Field]:
+    """Every dotted key with its field, groups such as `trainer` included."""
+    return dict(_walk(Config, ""))
+
+
+def _walk(node: type, prefix: str) -> Iterator[tuple[str, dataclasses.Field]]:
+    for f in dataclasses.fields(node):
+        yield prefix + f.name, f
+        if dataclasses.is_dataclass(f.default_factory):
+            yield from _walk(f.default_factory, f"{prefix}{f.name}.")
+
+
+def unknown_key(name: str, known: Sequence[str] = ()) -> ConfigError:
+    """The error for a key that is not in the schema, with the nearest one that is."""
+    near = nearest(name, known or [*schema_keys(), *GROUPS])
+    return ConfigError("no such key", name, f"did you mean '{near}'?" if near else "see `weldtrain --cfg job`")
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The known key that a mistyped one most likely meant: its last part counts, then its group."""
+    group, _, last = name.rpartition(".")
+    targets = {k: k for k in known} | ({k: v for k, v in ELSEWHERE.items() if v in known})
+
+    def likeness(candidate: str) -> float:
+        same_group = candidate.rpartition(".")[0] == group
+        return difflib.SequenceMatcher(None, last, candidate.rpartition(".")[2]).ratio() + 0.1 * same_group
+
+    best = max(targets, key=likeness)
+    return targets[best] if likeness(best) > 0.65 else None
+
+
+def check_override_keys(overrides: Sequence[str]) -> None:
+    """Refuses an override whose key is not in the schema, with or without `+`, `++` or `~`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    known = schema_keys()
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        name = override.key_or_group
+        if name not in known and name not in GROUPS and not name.startswith(("hydra.", "hydra/")):
+            raise unknown_key(name)
+
+
+def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
+    """The composed configuration as dataclasses, every value in its range, every path absolute.
+
+    Relative paths are taken from `cwd` (the shell's folder); `~` and `$NAME` are expanded.
+    Raises ConfigError for the first key that is wrong.
+    """
+    known = schema_keys()
+    for name in _leaf_names(composed):
+        if name not in known:  # only `open_dict` or a caller of this function gets past Hydra's own check
+            raise unknown_key(name)
+    for name in PATH_KEYS:
+        value = OmegaConf.select(composed, name)
+        if value is not None:
+            OmegaConf.update(composed, name, absolute(value, cwd))
+    cfg = OmegaConf.to_object(composed)
+    assert isinstance(cfg, Config)
+    for name, f in known.items():
+        _check_range(name, OmegaConf.select(composed, name), f.metadata)
+    _check_together(cfg)
+    return cfg
+
+
+def absolute(path: str, cwd: str | os.PathLike[str]) -> str:
+    """`path` with `~` and `$NAME` expanded, taken from `cwd` where it is relative."""
+    return os.path.normpath(os.path.join(cwd, os.path.expanduser(os.path.expandvars(path))))
+
+
+def _leaf_names(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in node:
+        yield f"{prefix}{name}"
+        child = node._get_node(name)
+        if isinstance(child, DictConfig):
+            yield from _leaf_names(child, f"{prefix}{name}.")
+
+
+def _check_range(name: str, value: Any, limits: dict[str, Any]) -> None:
+    choices = limits.get("choices", ())
+    if isinstance(value, str):
+        if choices and value not in choices:
+            others = " or a number" if "ge" in limits else ""
+            near = nearest(value, choices)
+            raise ConfigError(
+                f"'{value}' is not one of {', '.join(choices)}{others}", name, f"did you mean '{near}'?" if near else ""
+            )
+        return
+    tests = {"ge": lambda v, x: v >= x, "gt": lambda v, x: v > x, "le": lambda v, x: v <= x, "lt": lambda v, x: v < x}
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = [(op, limits[op]) for op in tests if op in limits]
+    is_list = OmegaConf.is_list(value)
+    if is_list and not len(value) and bounds:
+        raise ConfigError("the list is empty", name, "give at least one value")
+    for v in value if is_list else [value]:
+        # NaN fails every comparison, so `not` is what refuses it.
+        if v is not None and any(not tests[op](v, x) for op, x in bounds):
+            rule = " and ".join(f"{words[op]} {x}" for op, x in bounds)
+            raise ConfigError(f"{v} is out of range", name, f"it must be {rule}")
+
+
+def _check_together(cfg: Config) -> None:
+    if cfg.model.max_size < cfg.model.min_size:
+        raise ConfigError(
+            f"{cfg.model.max_size} is smaller than model.min_size={cfg.model.min_size}", "model.max_size",
+            "min_size bounds the shorter side of a picture, max_size the longer",
+        )
+    if cfg.dataset.format != "synthetic" and cfg.dataset.root is None:
+        raise ConfigError("not set", "dataset.root", "give the folder of your data: dataset.root=/path/to/it")
+    if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
+        raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")
+    if cfg.task == "evaluate" and cfg.checkpoint is None:
+        raise ConfigError("not set", "checkpoint", "give the model to judge: checkpoint=outputs/…/checkpoints/best.pt")

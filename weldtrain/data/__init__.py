@@ -1,0 +1,1 @@
+"""From annotated pictures to batches on their way to the device."""

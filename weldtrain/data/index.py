@@ -1,0 +1,238 @@
+"""AnnotationIndex: the whole data set as a few flat arrays in one file, opened by memory map and shared by all workers.
+
+Built once in parallel, kept in `cache_dir`, and rebuilt whenever any file it was built from has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import tempfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from weldtrain.config import DatasetConfig, nearest
+from weldtrain.errors import DataError
+from weldtrain.formats import open_reader, stamp
+from weldtrain.formats.record import Reader
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"weldtrain index 1\n"
+_ALIGN = 64
+_CRC_UP_TO = 64 * 2**20  # a larger file is checked by its length alone, so that opening stays a matter of milliseconds
+_PARALLEL_FROM = 4000  # below that, starting processes costs more than it saves
+_CHUNK = 500
+
+
+class AnnotationIndex:
+    """Row i is one picture. All arrays are read-only views of one memory map.
+
+    path_bytes uint8, path_offsets int64 [n+1]; sizes int32 [n,2] width, height in px of the upright picture;
+    split_ids uint8 [n]; box_offsets int64 [n+1]; boxes float32 [m,4] x1,y1,x2,y2 in px; name_ids int32 [m] into
+    `names`; flags uint8 [m]; lines int32 [m] in the annotation file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Opens an index file. Raises ValueError if it is damaged or of another release, OSError if it is absent."""
+        self.file = Path(file)
+        header, arrays = _open(self.file)
+        self.root = Path(header["root"])
+        self.stamp: str = header["stamp"]
+        self.names: list[str] = header["names"]
+        self.splits: list[str] = header["splits"]
+        self.findings: list[list] = header["findings"]
+        self._paths, self._path_offsets = arrays["path_bytes"], arrays["path_offsets"]
+        self.sizes, self.split_ids = arrays["sizes"], arrays["split_ids"]
+        self.box_offsets, self.boxes = arrays["box_offsets"], arrays["boxes"]
+        self.name_ids, self.flags, self.lines = arrays["name_ids"], arrays["flags"], arrays["lines"]
+
+    def __reduce__(self) -> tuple:
+        # A spawned worker maps the file again instead of receiving a copy.
+        return AnnotationIndex, (self.file,)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def path(self, row: int) -> str:
+        """The picture's path below `root`."""
+        start, end = self._path_offsets[row : row + 2]
+        return self._paths[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def box_rows(self, row: int) -> slice:
+        """Where the boxes of a picture lie in `boxes`, `name_ids`, `flags` and `lines`."""
+        return slice(int(self.box_offsets[row]), int(self.box_offsets[row + 1]))
+
+    def rows(self, split: str) -> np.ndarray:
+        """int64 rows of a split, in path order. Raises DataError if it holds no picture."""
+        if split not in self.splits:
+            raise DataError(f"no picture in split '{split}'", self.root, f"the splits are {', '.join(self.splits)}")
+        return np.flatnonzero(self.split_ids == self.splits.index(split))
+
+    def labels(self, classes: Sequence[str]) -> np.ndarray:
+        """int64 [len(names)]: the label of each name id, 1 for the first of `classes`; 0 is the background.
+
+        Raises DataError for a name in the data that is not among `classes`, with the file and the nearest class.
+        """
+        for name_id, name in enumerate(self.names):
+            if name not in classes:
+                box = int(np.flatnonzero(self.name_ids == name_id)[0])
+                row = int(np.searchsorted(self.box_offsets, box, "right")) - 1
+                near = nearest(name, classes)
+                raise DataError(
+                    f"class '{name}' is not in dataset.classes [{', '.join(classes)}]",
+                    f"annotation of {self.path(row)}, line {self.lines[box]}",
+                    f"did you mean '{near}'?" if near else "add it there, or set dataset.classes=null",
+                )
+        return np.array([list(classes).index(name) + 1 for name in self.names], np.int64)
+
+    def describe(self, split: str) -> str:
+        """One line of counts: pictures, defect-free ones, boxes by class."""
+        rows = self.rows(split)
+        counts = np.diff(self.box_offsets)[rows]
+        picked = np.repeat(self.split_ids == self.splits.index(split), np.diff(self.box_offsets))
+        per_name = np.bincount(self.name_ids[picked], minlength=len(self.names))
+        by_class = ", ".join(f"{name} {n}" for name, n in zip(self.names, per_name))
+        return f"{len(rows)} pictures ({int((counts == 0).sum())} without defects), {counts.sum()} boxes: {by_class}"
+
+
+def open_index(dataset: DatasetConfig, cache_dir: str | Path) -> AnnotationIndex:
+    """The index of a data set as it is on disk now: from `cache_dir` if that is current, else built.
+
+    Raises DataError for whatever is wrong with the data, with file and line.
+    """
+    current = stamp(dataset)
+    settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic")}
+    key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12).hexdigest()
+    file = Path(cache_dir) / "index" / f"{key}.idx"
+    try:
+        index = AnnotationIndex(file)
+        if index.stamp == current:
+            return index
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, OSError) as e:
+        log.warning("index %s is damaged (%s): built anew", file, e)
+    _write(file, *build(dataset, current))
+    return AnnotationIndex(file)
+
+
+def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[str, np.ndarray]]:
+    """Reads every annotation and picture header; returns the header and the arrays of an index."""
+    reader = open_reader(dataset)
+    n = len(reader.images)
+    chunks = [range(i, min(i + _CHUNK, n)) for i in range(0, n, _CHUNK)]
+    if n >= _PARALLEL_FROM and (os.cpu_count() or 1) > 1:
+        # Spawned, since a fork of a process that may hold threads and CUDA is not safe; this package's readers
+        # import no torch, so a process starts in half a second.
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), _keep, (reader,)) as pool:
+            parts = list(pool.map(_flatten_kept, chunks))
+    else:
+        parts = [_flatten(reader, chunk) for chunk in chunks]
+
+    names = sorted({name for part in parts for name in part["names"]})
+    splits = sorted(set(reader.splits))
+    where = {name: i for i, name in enumerate(names)}
+    boxes_per_picture = np.concatenate([p["counts"] for p in parts])
+    encoded = [image.encode("utf-8", "surrogateescape") for image in reader.images]
+    arrays = {
+        "path_bytes": np.frombuffer(b"".join(encoded), np.uint8),
+        "path_offsets": _offsets(np.array([len(e) for e in encoded])),
+        "sizes": np.concatenate([p["sizes"] for p in parts]),
+        "split_ids": np.array([splits.index(s) for s in reader.splits], np.uint8),
+        "box_offsets": _offsets(boxes_per_picture),
+        "boxes": np.concatenate([p["boxes"] for p in parts]),
+        "name_ids": np.array([where[name] for p in parts for name in p["names"]], np.int32),
+        "flags": np.concatenate([p["flags"] for p in parts]),
+        "lines": np.concatenate([p["lines"] for p in parts]),
+    }
+    findings = [*reader.findings, *(f for p in parts for f in p["findings"])]
+    header = {"root": str(dataset.root), "stamp": stamp_before, "names": names, "splits": splits, "findings": findings}
+    return header, arrays
+
+
+_kept: Reader  # the pool's processes receive the reader once, not with every chunk
+
+
+def _keep(reader: Reader) -> None:
+    global _kept
+    _kept = reader
+
+
+def _flatten_kept(rows: range) -> dict:
+    return _flatten(_kept, rows)
+
+
+def _flatten(reader: Reader, rows: range) -> dict:
+    records = [reader.read(i) for i in rows]
+    return {
+        "sizes": np.array([(r.width, r.height) for r in records], np.int32).reshape(-1, 2),
+        "counts": np.array([len(r.names) for r in records], np.int64),
+        "boxes": np.concatenate([r.boxes for r in records]),
+        "flags": np.concatenate([r.flags for r in records]),
+        "lines": np.concatenate([r.lines for r in records]),
+        "names": [name for r in records for name in r.names],
+        "findings": [f for r in records for f in r.findings],
+    }
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _write(file: Path, header: dict, arrays: dict[str, np.ndarray]) -> None:
+    """One file: magic, length of the header, header in JSON, then the arrays, each on a 64-byte boundary.
+
+    Written beside its place and renamed, so that concurrent builds and readers of an older one never meet half a file.
+    """
+    table, body = {}, bytearray()
+    for name, array in arrays.items():
+        body += b"\0" * (-len(body) % _ALIGN)
+        table[name] = (array.dtype.str, array.shape, len(body))
+        body += np.ascontiguousarray(array).tobytes()
+    text = json.dumps({**header, "arrays": table, "bytes": len(body), "crc": zlib.crc32(body)}).encode()
+    head = _MAGIC + len(text).to_bytes(8, "little") + text
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=file.stem, delete=False) as out:
+            try:
+                out.write(head + b"\0" * (-len(head) % _ALIGN) + body)
+                out.flush()
+                os.replace(out.name, file)
+            except BaseException:
+                os.unlink(out.name)
+                raise
+    except OSError as e:
+        raise DataError(f"the index cannot be written ({e.strerror})", file.parent, "set cache_dir to a folder with room") from e
+
+
+def _open(file: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    with open(file, "rb") as f:
+        start = f.read(len(_MAGIC) + 8)
+        if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + 8:
+            raise ValueError("not an index of this release")
+        length = int.from_bytes(start[len(_MAGIC):], "little")
+        text = f.read(length)
+        size = os.fstat(f.fileno()).st_size
+    header = json.loads(text)
+    base = len(start) + length
+    base += -base % _ALIGN
+    if size != base + header["bytes"]:
+        raise ValueError(f"{size} bytes instead of {base + header['bytes']}")
+    body = np.memmap(file, np.uint8, "r", offset=0)[base:] if header["bytes"] else np.empty(0, np.uint8)
+    if header["bytes"] <= _CRC_UP_TO and zlib.crc32(body) != header["crc"]:
+        raise ValueError("its checksum is wrong")
+    arrays = {}
+    for name, (dtype, shape, at) in header["arrays"].items():
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        # asarray: a plain view, since indexing a memmap object costs ten times an array's.
+        arrays[name] = np.asarray(body[at : at + nbytes]).view(dtype).reshape(shape)
+    return header, arrays

@@ -1,0 +1,37 @@
+"""The errors a user can meet. Each says in one line what happened, where, and how to fix it.
+
+The entry point prints that line last and exits with `exit_code`; the traceback goes to `run.log`.
+"""
+
+from __future__ import annotations
+
+
+class WeldtrainError(Exception):
+    """`what` happened, `where` (file:line or config key), how to `fix` it. Pickles whole, so a worker can send it."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, where: object = "", fix: str = "") -> None:
+        super().__init__(what, str(where), fix)
+
+    def __str__(self) -> str:
+        what, where, fix = self.args
+        line = f"{where}: {what}" if where else what
+        # One line, whatever a library put into its message.
+        return " ".join(f"{line}; {fix}".split() if fix else line.split())
+
+
+class ConfigError(WeldtrainError):
+    """The configuration is wrong."""
+
+    exit_code = 2
+
+
+class DataError(WeldtrainError):
+    """The user's pictures, annotations, split file or checkpoint are wrong."""
+
+    exit_code = 2
+
+
+class TrainingError(WeldtrainError):
+    """The run itself failed: a non-finite loss, a lost worker, a full disk."""

@@ -1,0 +1,1 @@
+"""Faster R-CNN, built from torchvision's parts."""

@@ -1,0 +1,1 @@
+"""One file a task. Each has `run(cfg, record)`: a short script over the rooms below."""

@@ -1,0 +1,1 @@
+"""Clocks, machine counters and the run record."""
