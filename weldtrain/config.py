@@ -238,6 +238,12 @@ def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
     return cfg
 
 
+def section(saved: dict[str, Any], name: str) -> Any:
+    """One group of a configuration that a checkpoint holds, as its dataclass."""
+    schema = schema_keys()[name].default_factory
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), saved[name]))
+
+
 def absolute(path: str, cwd: str | os.PathLike[str]) -> str:
     """`path` with `~` and `$NAME` expanded, taken from `cwd` where it is relative."""
     return os.path.normpath(os.path.join(cwd, os.path.expanduser(os.path.expandvars(path))))
@@ -282,6 +288,8 @@ def _check_together(cfg: Config) -> None:
         )
     if cfg.dataset.format != "synthetic" and cfg.dataset.root is None:
         raise ConfigError("not set", "dataset.root", "give the folder of your data: dataset.root=/path/to/it")
+    if cfg.dataset.format == "synthetic" and cfg.dataset.root is not None:
+        raise ConfigError("has no meaning for drawn pictures", "dataset.root", "choose dataset=welding_v2 for a folder of your own")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
         raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")
     if cfg.task == "evaluate" and cfg.checkpoint is None:

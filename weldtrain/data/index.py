@@ -14,12 +14,13 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
-from weldtrain.config import DatasetConfig, nearest
+from weldtrain.config import DatasetConfig, SyntheticConfig, nearest
+from weldtrain.data import synthetic
 from weldtrain.errors import DataError
 from weldtrain.formats import open_reader, stamp
 from weldtrain.formats.record import Reader
@@ -94,6 +95,13 @@ class AnnotationIndex:
                 )
         return np.array([list(classes).index(name) + 1 for name in self.names], np.int64)
 
+    def report_findings(self, at_most: int = 5) -> None:
+        """Logs what the reader found odd: the first few, and how many in all."""
+        for file, line, text in self.findings[:at_most]:
+            log.warning("%s%s: %s", file, f":{line}" if line else "", text)
+        if len(self.findings) > at_most:
+            log.warning("… and %d more findings in %d files", len(self.findings) - at_most, len({f[0] for f in self.findings}))
+
     def describe(self, split: str) -> str:
         """One line of counts: pictures, defect-free ones, boxes by class."""
         rows = self.rows(split)
@@ -109,6 +117,8 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path) -> AnnotationIndex
 
     Raises DataError for whatever is wrong with the data, with file and line.
     """
+    if dataset.format == "synthetic":
+        dataset = replace(dataset, root=str(synthetic_root(dataset.synthetic, cache_dir)))
     current = stamp(dataset)
     settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic")}
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12).hexdigest()
@@ -123,6 +133,20 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path) -> AnnotationIndex
         log.warning("index %s is damaged (%s): built anew", file, e)
     _write(file, *build(dataset, current))
     return AnnotationIndex(file)
+
+
+def synthetic_root(cfg: SyntheticConfig, cache_dir: str | Path) -> Path:
+    """The folder of the drawn data set for these settings, written first where it is not there yet."""
+    counts = {"train": cfg.train, "val": cfg.val, "test": cfg.test}
+    name = "-".join(str(v) for v in (*counts.values(), f"{cfg.size_px}px", f"seed{cfg.seed}", f"v{synthetic.VERSION}"))
+    folder = Path(cache_dir) / "synthetic" / name
+    if not folder.is_dir():
+        log.info("drawing %d weld radiographs into %s", sum(counts.values()), folder)
+        try:
+            synthetic.write_dataset(folder, counts=counts, size_px=cfg.size_px, seed=cfg.seed)
+        except OSError as e:
+            raise DataError(f"the drawn pictures cannot be written ({e.strerror})", folder, "set cache_dir to a folder with room") from e
+    return folder
 
 
 def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[str, np.ndarray]]:

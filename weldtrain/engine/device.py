@@ -1,0 +1,37 @@
+"""Where and in which numbers to compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from weldtrain.errors import ConfigError
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device for `device=auto|cuda|cpu|mps`. Raises ConfigError for one that this machine or torch lacks."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        wanted = next(name for name, there in available.items() if there)
+    if not available[wanted]:
+        build = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+        raise ConfigError(f"no usable {wanted} device ({build})", f"device={wanted}", "check the driver, or set device=cpu")
+    return torch.device(wanted, torch.cuda.current_device()) if wanted == "cuda" else torch.device(wanted)
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """The type that convolutions and products compute in; None for plain fp32. Raises ConfigError for fp16 on a CPU."""
+    if precision == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return torch.bfloat16 if device.type == "cpu" and _cpu_computes_bf16() else None
+    if precision == "fp16" and device.type != "cuda":
+        raise ConfigError(f"needs a CUDA device, this is {device.type}", "trainer.precision=fp16", "use auto, bf16 or fp32")
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def _cpu_computes_bf16() -> bool:
+    # Without matrix units bf16 is emulated and slower than fp32.
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()

@@ -1,0 +1,74 @@
+"""Judges a detector on one split: COCO AP and false calls, in pixels of the files' own pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from weldtrain.config import EvaluateConfig
+from weldtrain.data.batch import Batch
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.loader import Loader
+from weldtrain.engine.prefetch import device_batches
+from weldtrain.formats.record import CROWD, DIFFICULT
+from weldtrain.metrics.detection import Boxes, evaluate_detections
+from weldtrain.models.detector import Detector
+from weldtrain.telemetry.clock import StepClock
+
+
+@torch.inference_mode()
+def evaluate(
+    model: Detector, loader: Loader, classes: Sequence[str], cfg: EvaluateConfig, device: torch.device,
+    dtype: torch.dtype | None,
+) -> dict[str, Any]:
+    """The metrics of `evaluate_detections` over every picture of the loader. Leaves the model in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    model.limit_detections(cfg.score_thresh, cfg.max_detections)
+    parts: list[dict[str, np.ndarray]] = []
+    try:
+        for batch in device_batches(loader, device, StepClock(device)):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                detections = model(batch)
+            parts += _in_file_pixels(batch, detections)
+    finally:
+        model.train(was_training)
+    truth = _truth(loader.dataset)
+    position = np.full(len(loader.dataset.index), -1)
+    position[loader.dataset.rows] = np.arange(len(loader.dataset))
+    found = Boxes(
+        image=position[np.concatenate([p["row"] for p in parts])],
+        boxes=np.concatenate([p["boxes"] for p in parts]),
+        labels=np.concatenate([p["labels"] for p in parts]),
+        scores=np.concatenate([p["scores"] for p in parts]),
+    )
+    return evaluate_detections(
+        truth, found, pictures=len(loader.dataset), classes=classes, max_detections=cfg.max_detections,
+        false_call_score=cfg.false_call_score,
+    )
+
+
+def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]]) -> list[dict[str, np.ndarray]]:
+    parts = []
+    for found, row, size, original in zip(detections, batch.image_ids, batch.image_sizes, batch.original_sizes):
+        height_width = (original / size).numpy()
+        boxes = found["boxes"].float().cpu().numpy() * np.tile(height_width[::-1], 2)
+        parts.append({"row": np.full(len(boxes), int(row)), "boxes": boxes, "labels": found["labels"].cpu().numpy(),
+                      "scores": found["scores"].float().cpu().numpy()})
+    return parts
+
+
+def _truth(dataset: DetectionDataset) -> Boxes:
+    """The split's boxes as they stand in the index; difficult and crowd ones count neither as found nor as missed."""
+    index = dataset.index
+    at = [index.box_rows(row) for row in dataset.rows]
+    rows = np.concatenate([np.arange(s.start, s.stop) for s in at])
+    return Boxes(
+        image=np.repeat(np.arange(len(at)), [s.stop - s.start for s in at]),
+        boxes=index.boxes[rows],
+        labels=dataset.labels_of(rows),
+        ignore=(index.flags[rows] & (DIFFICULT | CROWD)) > 0,
+    )

@@ -1,0 +1,152 @@
+"""Faster R-CNN from torchvision's parts, with an input step that takes whole batches instead of single pictures.
+
+Parameter names are torchvision's, so its weights fit. Class 0 is the background, inside only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torchvision.models import get_model
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FrozenBatchNorm2d
+
+from weldtrain.config import ModelConfig
+from weldtrain.data.batch import Batch
+from weldtrain.errors import ConfigError
+
+# ImageNet's, in RGB; what torchvision's weights were trained with.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+RESNET_LAYERS = ("layer4", "layer3", "layer2", "layer1", "conv1", "bn1")
+_TRAINABLE_WITH_WEIGHTS = 3  # torchvision's default
+
+
+class Detector(nn.Module):
+    """Losses in training, detections in evaluation, from a Batch whose pictures are at the model's scale already."""
+
+    def __init__(self, parts: FasterRCNN) -> None:
+        super().__init__()
+        self.backbone, self.rpn, self.roi_heads = parts.backbone, parts.rpn, parts.roi_heads
+        # Divisions by a tensor of three: the same rounding as torchvision's own transform.
+        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, batch: Batch) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+        """In training the scalar losses `classifier box_reg objectness rpn_box_reg`; in evaluation for each picture
+        `boxes` float32 [n,4] in px of the batch's picture, `labels` int64 [n] from 1, `scores` float32 [n] descending."""
+        sizes = [tuple(size) for size in batch.image_sizes.tolist()]
+        targets = batch.targets() if self.training else None
+        images = ImageList(self.normalise(batch.images, sizes), sizes)
+        features = self.backbone(images.tensors)
+        proposals, rpn_losses = self.rpn(images, features, targets)
+        detections, box_losses = self.roi_heads(features, proposals, sizes, targets)
+        if not self.training:
+            return detections
+        return {name.removeprefix("loss_"): loss for name, loss in (box_losses | rpn_losses).items()}
+
+    def normalise(self, images: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """uint8 [B,3,H,W] to float32 of zero mean and unit variance on ImageNet, zero in the padding."""
+        out = images.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
+        for picture, (height, width) in zip(out, sizes):
+            picture[:, height:] = 0
+            picture[:, :, width:] = 0
+        return out
+
+    def limit_detections(self, score_thresh: float, max_detections: int) -> None:
+        """What evaluation returns: detections of at least this score, at most so many a picture."""
+        self.roi_heads.score_thresh = score_thresh
+        self.roi_heads.detections_per_img = max_detections
+
+
+def build_detector(cfg: ModelConfig, num_classes: int) -> Detector:
+    """A detector of `num_classes` defect classes with random weights. Raises ConfigError where sizes do not fit."""
+    backbone = _mobilenet(cfg) if cfg.backbone.startswith("mobilenet") else _resnet(cfg)
+    anchors = _anchors(cfg)
+    per_place = anchors.num_anchors_per_location()[0]
+    deep = cfg.head == "four_conv_one_fc"
+    channels = backbone.out_channels
+    if deep:
+        box_head = FastRCNNConvFCHead((channels, 7, 7), [channels] * 4, [cfg.box_head_width], norm_layer=nn.BatchNorm2d)
+    else:
+        box_head = TwoMLPHead(channels * 7 * 7, cfg.box_head_width)
+    return Detector(FasterRCNN(
+        backbone,
+        num_classes=None,
+        rpn_anchor_generator=anchors,
+        rpn_head=RPNHead(channels, per_place, conv_depth=2 if deep else 1),
+        rpn_pre_nms_top_n_train=cfg.rpn_pre_nms_top_n_train,
+        rpn_pre_nms_top_n_test=cfg.rpn_pre_nms_top_n_test,
+        rpn_post_nms_top_n_train=cfg.rpn_post_nms_top_n_train,
+        rpn_post_nms_top_n_test=cfg.rpn_post_nms_top_n_test,
+        rpn_nms_thresh=cfg.rpn_nms_thresh,
+        rpn_batch_size_per_image=cfg.rpn_batch_per_image,
+        box_head=box_head,
+        box_predictor=FastRCNNPredictor(cfg.box_head_width, num_classes + 1),
+        box_batch_size_per_image=cfg.box_batch_per_image,
+        box_positive_fraction=cfg.box_positive_fraction,
+        box_nms_thresh=cfg.box_nms_thresh,
+    ))
+
+
+def _norm(cfg: ModelConfig) -> type[nn.Module]:
+    # Statistics of a pretrained backbone are better than those of a few pictures a step; v2 was trained without.
+    return FrozenBatchNorm2d if cfg.weights and cfg.head == "two_mlp" else nn.BatchNorm2d
+
+
+def _resnet(cfg: ModelConfig) -> BackboneWithFPN:
+    body = get_model(cfg.backbone, weights=None, norm_layer=_norm(cfg))
+    trainable = _trainable(cfg, at_most=5)
+    kept = RESNET_LAYERS[:trainable] + (("bn1",) if trainable == 5 else ())
+    for name, parameter in body.named_parameters():
+        if not name.startswith(kept):
+            parameter.requires_grad_(False)
+    width = body.inplanes // 8
+    return BackboneWithFPN(
+        body, {f"layer{i}": str(i - 1) for i in range(1, 5)}, [width, 2 * width, 4 * width, 8 * width],
+        cfg.pyramid_channels, norm_layer=nn.BatchNorm2d if cfg.head == "four_conv_one_fc" else None,
+    )
+
+
+def _mobilenet(cfg: ModelConfig) -> BackboneWithFPN:
+    body = get_model(cfg.backbone, weights=None, norm_layer=_norm(cfg)).features
+    # A stage begins at each strided block, which torchvision marks, and at both ends.
+    stages = [0, *(i for i, block in enumerate(body) if getattr(block, "_is_cn", False)), len(body) - 1]
+    trainable = _trainable(cfg, at_most=len(stages))
+    first = stages[len(stages) - trainable] if trainable else len(body)
+    for block in body[:first]:
+        block.requires_grad_(False)
+    ends = stages[-2:]
+    return BackboneWithFPN(
+        body, {str(stage): str(level) for level, stage in enumerate(ends)}, [body[i].out_channels for i in ends],
+        cfg.pyramid_channels,
+    )
+
+
+def _trainable(cfg: ModelConfig, at_most: int) -> int:
+    if cfg.trainable_layers is None:
+        return _TRAINABLE_WITH_WEIGHTS if cfg.weights else at_most
+    if cfg.trainable_layers > at_most:
+        raise ConfigError(f"{cfg.trainable_layers} is more than {cfg.backbone} has", "model.trainable_layers",
+                          f"it must be at most {at_most}")
+    if cfg.trainable_layers < at_most and not cfg.weights:
+        raise ConfigError(f"{cfg.trainable_layers} would freeze layers that were never trained", "model.trainable_layers",
+                          "set model.weights, or leave it null")
+    return cfg.trainable_layers
+
+
+def _anchors(cfg: ModelConfig) -> AnchorGenerator:
+    ratios = tuple(cfg.anchor_ratios)
+    if cfg.backbone.startswith("mobilenet"):  # two levels and a pooled one, each with all sizes
+        return AnchorGenerator((tuple(cfg.anchor_sizes),) * 3, (ratios,) * 3)
+    if len(cfg.anchor_sizes) != 5:
+        raise ConfigError(f"{len(cfg.anchor_sizes)} sizes for the 5 levels of a ResNet pyramid", "model.anchor_sizes",
+                          "give one size in px for each level")
+    return AnchorGenerator(tuple((size,) for size in cfg.anchor_sizes), (ratios,) * 5)

@@ -1,0 +1,49 @@
+"""task=evaluate: judges a checkpoint on a split. Model, scale and precision are the checkpoint's own."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from weldtrain.config import Config, section
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.index import open_index
+from weldtrain.data.loader import evaluation_loader
+from weldtrain.engine import checkpoint
+from weldtrain.engine.device import autocast_dtype, choose_device
+from weldtrain.engine.evaluator import evaluate
+from weldtrain.models.detector import build_detector
+from weldtrain.telemetry.console import ap_table
+from weldtrain.telemetry.record import RunRecord
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: Config, record: RunRecord) -> float | None:
+    """Returns AP50, None where the split has no defects."""
+    if cfg.trainer.cpu_threads:
+        torch.set_num_threads(cfg.trainer.cpu_threads)
+    device = choose_device(cfg.device)
+    state = checkpoint.load(cfg.checkpoint)
+    classes = state["classes"]
+    model_cfg, trainer_cfg = section(state["config"], "model"), section(state["config"], "trainer")
+    index = open_index(cfg.dataset, cfg.cache_dir)
+    index.report_findings()
+    dataset = DetectionDataset(index, cfg.evaluate.split, classes, min_size=model_cfg.min_size, max_size=model_cfg.max_size)
+    log.info("%s: %s", cfg.evaluate.split, index.describe(cfg.evaluate.split))
+
+    model = build_detector(model_cfg, len(classes))
+    model.load_state_dict(state["model"])
+    model.to(device, memory_format=torch.channels_last)
+    loader = evaluation_loader(dataset, cfg.loader, cfg.evaluate.batch_size, device)
+    metrics = evaluate(model, loader, classes, cfg.evaluate, device, autocast_dtype(trainer_cfg.precision, device))
+
+    step, epoch = state["step"], state["epoch"]
+    flat = {f"{cfg.evaluate.split}/{k}": v for k, v in metrics.items() if not isinstance(v, dict)}
+    record.scalars(step, flat | {f"{cfg.evaluate.split}/ap/{k}": v for k, v in metrics["per_class_ap"].items()}, epoch=epoch)
+    record.summary |= {**metrics, "split": cfg.evaluate.split, "checkpoint": cfg.checkpoint, "classes": classes,
+                       "best_epoch": epoch, "pictures": len(dataset)}
+    ap_table(f"epoch {epoch + 1} on {len(dataset)} pictures of split '{cfg.evaluate.split}'", metrics)
+    log.info("summary: %s", record.dir / "summary.json")
+    return metrics["map_50"]

@@ -1,0 +1,63 @@
+"""task=train: trains on the train split, judges on the validation split, keeps the best."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shlex
+import time
+
+import torch
+
+from weldtrain.config import Config
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.index import open_index
+from weldtrain.data.loader import evaluation_loader, training_loader
+from weldtrain.engine.device import autocast_dtype, choose_device
+from weldtrain.engine.evaluator import evaluate
+from weldtrain.engine.trainer import Trainer
+from weldtrain.errors import DataError
+from weldtrain.models.detector import build_detector
+from weldtrain.models.weights import load_weights
+from weldtrain.telemetry.console import ap_table
+from weldtrain.telemetry.record import RunRecord
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: Config, record: RunRecord) -> float | None:
+    """Returns the best epoch's AP50 on the validation split, None where it has no defects."""
+    start = time.perf_counter()
+    torch.manual_seed(cfg.seed)
+    if cfg.trainer.cpu_threads:
+        torch.set_num_threads(cfg.trainer.cpu_threads)
+    device = choose_device(cfg.device)
+    dtype = autocast_dtype(cfg.trainer.precision, device)
+    index = open_index(cfg.dataset, cfg.cache_dir)
+    index.report_findings()
+    classes = cfg.dataset.classes or index.names
+    if not classes:
+        raise DataError("no picture has a box", index.root, "check dataset.annotations; a detector needs defects to learn from")
+    scale = {"min_size": cfg.model.min_size, "max_size": cfg.model.max_size}
+    train_set = DetectionDataset(index, "train", classes, **scale, augment=cfg.augment, seed=cfg.seed)
+    val_set = DetectionDataset(index, cfg.evaluate.split, classes, **scale)
+    for split in ("train", cfg.evaluate.split):
+        log.info("%s: %s", split, index.describe(split))
+    loader = training_loader(train_set, cfg.loader, device, cfg.seed)
+    val_loader = evaluation_loader(val_set, cfg.loader, cfg.evaluate.batch_size, device)
+
+    model = build_detector(cfg.model, len(classes))
+    load_weights(model, cfg.model)
+    model.to(device, memory_format=torch.channels_last)
+    log.info("run directory: %s", record.dir)
+    log.info("%s on %s in %s", cfg.model.backbone, device, str(dtype or torch.float32).removeprefix("torch."))
+    judge = functools.partial(evaluate, model, val_loader, classes, cfg.evaluate, device, dtype)
+    summary = Trainer(model, loader, judge, classes, cfg, device, dtype, record).fit()
+    record.summary |= {**summary, "train_s": time.perf_counter() - start}
+
+    ap_table(f"epoch {summary['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", summary)
+    log.info("%.0f s, %.1f images/s, %.1f %% of it waiting for data", record.summary["train_s"], summary["images_per_s"],
+             summary["data_wait_pct"])
+    log.info("checkpoint: %s\nsummary:    %s\ncurves:     tensorboard --logdir %s",
+             *(shlex.quote(str(p)) for p in (summary["checkpoint"], record.dir / "summary.json", cfg.output_dir)))
+    return summary["map_50"]

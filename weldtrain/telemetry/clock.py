@@ -1,0 +1,115 @@
+"""StepClock: keeps apart waiting for data, copying to the device and computing, without making the device wait.
+
+On CUDA, copying and computing are timed by events that are read only when the figures are asked for; waiting is the
+time the host stands in the loader. An epoch's first batch is counted apart: it holds the start of the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class _Sums:
+    wait_s: float = 0.0
+    copy_s: float = 0.0
+    compute_s: float = 0.0
+    wall_s: float = 0.0
+    steps: int = 0
+    images: int = 0
+
+    def add(self, other: _Sums) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def rates(self) -> dict[str, float]:
+        """Means per step in ms, images per second of wall clock, and the share of it spent waiting for data."""
+        steps, wall = max(self.steps, 1), max(self.wall_s, 1e-9)
+        return {
+            "loader/images_per_s": self.images / wall,
+            "loader/data_wait_ms": 1e3 * self.wait_s / steps,
+            "loader/data_wait_pct": 100 * self.wait_s / wall,
+            "loader/h2d_ms": 1e3 * self.copy_s / steps,
+            "step/compute_ms": 1e3 * self.compute_s / steps,
+            "step/total_ms": 1e3 * self.wall_s / steps,
+        }
+
+
+@dataclass
+class StepClock:
+    """One for a training run. The order of calls: `start_epoch`, then for each step `wait copy compute end_step`."""
+
+    device: torch.device
+    epoch_starts_s: list[float] = field(default_factory=list)
+    _run: _Sums = field(default_factory=_Sums)
+    _interval: _Sums = field(default_factory=_Sums)
+    _events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = field(default_factory=dict)
+    _mark_s: float = 0.0
+    _first: bool = True
+
+    def start_epoch(self) -> None:
+        self._first, self._mark_s = True, time.perf_counter()
+
+    @contextlib.contextmanager
+    def wait(self) -> Iterator[None]:
+        """Around asking the loader for a batch."""
+        start = time.perf_counter()
+        yield
+        if self._first:
+            self.epoch_starts_s.append(time.perf_counter() - self._mark_s)
+            self._first, self._mark_s = False, time.perf_counter()
+        else:
+            self._interval.wait_s += time.perf_counter() - start
+
+    def copy(self) -> contextlib.AbstractContextManager[None]:
+        """Around handing a batch to the device, on the stream that copies."""
+        return self._timed("copy_s")
+
+    def compute(self) -> contextlib.AbstractContextManager[None]:
+        """Around forward, backward and optimiser."""
+        return self._timed("compute_s")
+
+    def end_step(self, images: int) -> None:
+        now = time.perf_counter()
+        self._interval.wall_s += now - self._mark_s
+        self._mark_s = now
+        self._interval.steps += 1
+        self._interval.images += images
+
+    def read(self) -> dict[str, float]:
+        """The rates since the last reading. Waits for the device: call it on log steps only."""
+        for name, pairs in self._events.items():
+            for start, end in pairs:
+                end.synchronize()
+                setattr(self._interval, name, getattr(self._interval, name) + start.elapsed_time(end) / 1e3)
+        self._events.clear()
+        # What reading took belongs to no step.
+        self._mark_s = time.perf_counter()
+        rates = self._interval.rates()
+        self._run.add(self._interval)
+        self._interval = _Sums()
+        return rates
+
+    def totals(self) -> dict[str, float]:
+        """The rates of the whole run, and the mean start of the epochs after the first (of the first, if alone)."""
+        self.read()
+        later = self.epoch_starts_s[1:] or self.epoch_starts_s
+        return self._run.rates() | {"loader/epoch_start_s": sum(later) / max(len(later), 1)}
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        if self.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events.setdefault(name, []).append((start, end))
+        else:
+            begin = time.perf_counter()
+            yield
+            setattr(self._interval, name, getattr(self._interval, name) + time.perf_counter() - begin)
