@@ -86,6 +86,7 @@ class ModelConfig:
     box_head_width: int = key(1024, ge=16)
     anchor_sizes: list[float] = key([32.0, 64.0, 128.0, 256.0, 512.0], gt=0)
     anchor_ratios: list[float] = key([0.5, 1.0, 2.0], gt=0)
+    roi_sampling_ratio: int = key(2, ge=1)
     rpn_batch_per_image: int = key(256, ge=2)
     rpn_pre_nms_top_n_train: int = key(2000, ge=1)
     rpn_pre_nms_top_n_test: int = key(1000, ge=1)

@@ -19,10 +19,10 @@ VERSION = 1  # of the pictures: raised with any change to them, so that an older
 
 _SPLIT_NUMBERS = {"train": 0, "val": 1, "test": 2}
 _CLEAN_SHARE = 0.2
-_BOX_LEVEL = 0.18  # of a mask's peak: what still belongs to the indication
+_BOX_LEVEL = 0.3  # of a mask's peak: what still belongs to the indication
 _OVERSAMPLE = 4  # strokes and outlines are drawn this much finer and area-averaged
 # Peak contrast over the local noise (CNR, ISO 17636-2). Thin and small indications need more of it to be seen.
-_CNR = {"crack": (3.8, 8.0), "incomplete_fusion": (3.0, 6.5), "porosity": (3.6, 7.0), "slag": (3.2, 6.0)}
+_CNR = {"crack": (5.5, 10.0), "incomplete_fusion": (4.0, 7.5), "porosity": (5.0, 10.0), "slag": (3.5, 6.5)}
 
 Rng = np.random.Generator
 Patch = tuple[np.ndarray, int, int]  # attenuation float32 [h, w] >= 0, column and row of its corner in the picture
@@ -283,7 +283,7 @@ def _distractors(seam: _Seam, rng: Rng, s: np.ndarray, t: np.ndarray, u: np.ndar
 def _indications(seam: _Seam, rng: Rng) -> tuple[list[tuple[Patch, float]], np.ndarray, list[str]]:
     """Patches (peak 1) with their contrast over noise, boxes float32 [n, 4] and class names; boxes lie apart."""
     k, size = seam.k, seam.size
-    unsharp, least, margin = 0.6 * k, math.ceil(8 * k), 4 * k
+    unsharp, least, margin = 0.6 * k, math.ceil(12 * k), 4 * k
     patches, boxes, names = [], [], []
     for _ in range(0 if rng.random() < _CLEAN_SHARE else rng.choice([1, 2, 3, 4], p=[0.35, 0.3, 0.22, 0.13])):
         name = str(rng.choice(CLASSES))

@@ -15,9 +15,10 @@ from weldtrain.config import OptimizerConfig, SchedulerConfig
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.Optimizer:
     """SGD or AdamW over the parameters that train."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    fused = parameters[0].device.type in ("cuda", "cpu")  # one pass over memory instead of ten
     if cfg.name == "sgd":
-        return torch.optim.SGD(parameters, cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
-    return torch.optim.AdamW(parameters, cfg.lr, weight_decay=cfg.weight_decay)
+        return torch.optim.SGD(parameters, cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay, fused=fused)
+    return torch.optim.AdamW(parameters, cfg.lr, weight_decay=cfg.weight_decay, fused=fused)
 
 
 def build_scheduler(

@@ -16,7 +16,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
 from weldtrain.config import ModelConfig
 from weldtrain.data.batch import Batch
@@ -88,6 +88,7 @@ def build_detector(cfg: ModelConfig, num_classes: int) -> Detector:
         rpn_post_nms_top_n_test=cfg.rpn_post_nms_top_n_test,
         rpn_nms_thresh=cfg.rpn_nms_thresh,
         rpn_batch_size_per_image=cfg.rpn_batch_per_image,
+        box_roi_pool=MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=cfg.roi_sampling_ratio),
         box_head=box_head,
         box_predictor=FastRCNNPredictor(cfg.box_head_width, num_classes + 1),
         box_batch_size_per_image=cfg.box_batch_per_image,

@@ -1,0 +1,162 @@
+"""The detector: torchvision's own numbers on the same pixels, torchvision's names, every model builds and learns."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torchvision.models.detection import FasterRCNN
+
+from weldtrain.config import ModelConfig
+from weldtrain.data.batch import Sample, collate
+from weldtrain.errors import ConfigError
+from weldtrain.models.detector import build_detector
+from weldtrain.models.weights import load_weights
+
+SMALL = ModelConfig(backbone="resnet18", min_size=64, max_size=128, pyramid_channels=32, box_head_width=32)
+
+
+def batch(sizes=((64, 96), (96, 64)), boxes=2):
+    rng = np.random.default_rng(0)
+    corners = np.array([[5, 5, 30, 20], [20, 30, 50, 60]], np.float32)[:boxes]
+    return collate([Sample(rng.integers(0, 255, (*size, 3), np.uint8), corners, np.arange(1, boxes + 1), i, size)
+                    for i, size in enumerate(sizes)])
+
+
+def torchvision_twin(detector, cfg):
+    """torchvision's FasterRCNN around the same modules: its own transform, at a scale that resizes nothing."""
+    twin = FasterRCNN(detector.backbone, num_classes=None, rpn_anchor_generator=detector.rpn.anchor_generator,
+                      box_predictor=detector.roi_heads.box_predictor, box_head=detector.roi_heads.box_head,
+                      min_size=cfg.min_size, max_size=cfg.max_size)
+    twin.rpn, twin.roi_heads = detector.rpn, detector.roi_heads
+    return twin
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    detector = build_detector(SMALL, 2)
+    return detector, torchvision_twin(detector, SMALL)
+
+
+def as_torchvision(b):
+    pictures = [image[:, :h, :w].float() / 255 for image, (h, w) in zip(b.images, b.image_sizes.tolist())]
+    return pictures, b.targets()
+
+
+def test_the_same_losses_as_torchvision(pair):
+    detector, twin = pair
+    b = batch()
+    pictures, targets = as_torchvision(b)
+    torch.manual_seed(1)
+    ours = detector(b)
+    torch.manual_seed(1)
+    theirs = twin(pictures, targets)
+    assert {f"loss_{name}" for name in ours} == set(theirs)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[f"loss_{name}"], rtol=0, atol=0)
+
+
+def test_the_same_detections_as_torchvision(pair):
+    detector, twin = pair
+    detector.eval(), twin.eval()
+    detector.limit_detections(0.01, 20)
+    b = batch()
+    with torch.inference_mode():
+        for ours, theirs in zip(detector(b), twin(as_torchvision(b)[0])):
+            assert len(ours["scores"]) > 0
+            for name in ("boxes", "labels", "scores"):
+                torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5)
+            assert ours["labels"].min() >= 1
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [
+    (ModelConfig(), "fasterrcnn_resnet50_fpn"),
+    (ModelConfig(head="four_conv_one_fc"), "fasterrcnn_resnet50_fpn_v2"),
+    (ModelConfig(backbone="mobilenet_v3_large"), "fasterrcnn_mobilenet_v3_large_fpn"),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_torchvisions_weights_fit_by_name_and_shape(ours, theirs):
+    with torch.device("meta"):
+        reference = torchvision.models.get_model(theirs, weights=None, weights_backbone=None)
+        detector = build_detector(ours, 90)
+    assert ({k: v.shape for k, v in detector.state_dict().items()}
+            == {k: v.shape for k, v in reference.state_dict().items()})
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v3_large"])
+@pytest.mark.parametrize("boxes", [0, 2])
+def test_every_parameter_learns_also_from_defect_free_pictures(backbone, boxes):
+    detector = build_detector(replace(SMALL, backbone=backbone), 2)
+    losses = detector(batch(boxes=boxes))
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    if not boxes:
+        assert float(losses["box_reg"]) == float(losses["rpn_box_reg"]) == 0
+    assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
+
+
+def test_from_scratch_nothing_is_frozen_and_with_weights_torchvisions_default_is():
+    assert all(p.requires_grad for p in build_detector(SMALL, 2).parameters())
+    frozen = {name.split(".")[2] for name, p in build_detector(replace(SMALL, weights="imagenet"), 2).named_parameters()
+              if not p.requires_grad}
+    assert frozen == {"conv1", "layer1"}
+    with pytest.raises(ConfigError, match="trainable_layers"):
+        build_detector(replace(SMALL, trainable_layers=2), 2)
+
+
+def test_anchor_sizes_must_fit_the_pyramid():
+    with pytest.raises(ConfigError, match=r"model\.anchor_sizes"):
+        build_detector(replace(SMALL, anchor_sizes=[32.0, 64.0]), 2)
+
+
+def test_weights_from_files(tmp_path):
+    """A bare backbone, a whole detector of other classes, and files that are neither."""
+    backbone = torchvision.models.resnet18(weights=None)
+    torch.save(backbone.state_dict(), tmp_path / "backbone.pt")
+    cfg = replace(SMALL, weights=str(tmp_path / "backbone.pt"))
+    detector = build_detector(cfg, 2)
+    load_weights(detector, cfg)
+    assert torch.equal(detector.backbone.body.layer4[1].conv2.weight, backbone.layer4[1].conv2.weight)
+
+    other = build_detector(SMALL, 7)
+    torch.save({"model": other.state_dict()}, tmp_path / "other.pt")
+    cfg = replace(SMALL, weights=str(tmp_path / "other.pt"))
+    detector = build_detector(cfg, 2)
+    load_weights(detector, cfg)
+    assert torch.equal(detector.roi_heads.box_head.fc6.weight, other.roi_heads.box_head.fc6.weight)
+    assert detector.roi_heads.box_predictor.cls_score.weight.shape[0] == 3
+
+    torch.save({"a": torch.zeros(3)}, tmp_path / "alien.pt")
+    (tmp_path / "damaged.pt").write_bytes((tmp_path / "backbone.pt").read_bytes()[:2000])
+    for name in ("alien.pt", "damaged.pt", "absent.pt"):
+        cfg = replace(SMALL, weights=str(tmp_path / name))
+        with pytest.raises(ConfigError, match=name):
+            load_weights(detector, cfg)
+
+
+def test_weights_that_cannot_be_fetched_say_where_to_put_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+
+    def no_network(*args, **kwargs):
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
+    cfg = replace(SMALL, weights="imagenet")
+    with pytest.raises(ConfigError, match=f"(?s)model.weights=imagenet.*resnet18.*{tmp_path}.*model.weights=PATH"):
+        load_weights(build_detector(cfg, 2), cfg)
+
+
+def test_coco_weights_of_a_file_in_the_hub_cache_are_used_without_the_class_layer(tmp_path, monkeypatch):
+    cfg = ModelConfig(backbone="mobilenet_v3_large", weights="coco")
+    saved = build_detector(cfg, 90).state_dict()
+    weights = torchvision.models.get_model_weights("fasterrcnn_mobilenet_v3_large_fpn").COCO_V1
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda url, **_: saved)
+    monkeypatch.setattr(type(weights), "get_state_dict", lambda self, *a, **k: saved)
+    detector = build_detector(cfg, 90)
+    before = detector.roi_heads.box_predictor.cls_score.weight.clone()
+    load_weights(detector, cfg)
+    assert torch.equal(detector.rpn.head.cls_logits.weight, saved["rpn.head.cls_logits.weight"])
+    assert torch.equal(detector.roi_heads.box_predictor.cls_score.weight, before)
+    with pytest.raises(ConfigError, match="torchvision has none for resnet18"):
+        load_weights(build_detector(SMALL, 2), replace(SMALL, weights="coco"))
