@@ -22,7 +22,7 @@ _CLEAN_SHARE = 0.2
 _BOX_LEVEL = 0.3  # of a mask's peak: what still belongs to the indication
 _OVERSAMPLE = 4  # strokes and outlines are drawn this much finer and area-averaged
 # Peak contrast over the local noise (CNR, ISO 17636-2). Thin and small indications need more of it to be seen.
-_CNR = {"crack": (5.5, 10.0), "incomplete_fusion": (4.0, 7.5), "porosity": (5.0, 10.0), "slag": (3.5, 6.5)}
+_CNR = {"crack": (6.5, 12.0), "incomplete_fusion": (5.0, 9.0), "porosity": (6.5, 12.0), "slag": (4.5, 8.0)}
 
 Rng = np.random.Generator
 Patch = tuple[np.ndarray, int, int]  # attenuation float32 [h, w] >= 0, column and row of its corner in the picture
@@ -40,7 +40,7 @@ class _Seam:
     def __init__(self, rng: Rng, size: int) -> None:
         self.size, self.k = size, size / 256  # lengths below are written for 256 px and multiplied by k
         self.centre = size * (0.5 + rng.uniform(-0.06, 0.06, 2))
-        self.axes = _rotation(math.radians(rng.uniform(-20, 20) + (90 if rng.random() < 0.2 else 0)))
+        self.axes = _rotation(math.radians(rng.uniform(-14, 14) + (90 if rng.random() < 0.2 else 0)))
         self.half = size * rng.uniform(0.13, 0.24)  # half width of the bead
         bend, wave, phase = size * rng.uniform(0, 0.013), size * rng.uniform(0.9, 2.2), rng.uniform(0, 2 * math.pi)
         self.sway = lambda s: bend * np.sin(2 * math.pi * s / wave + phase)  # no hand follows the joint exactly
@@ -123,8 +123,8 @@ def _crack(seam: _Seam, rng: Rng) -> Patch:
     """Thin, jagged, tapering and now and then forked; along the centre of the seam or across it."""
     k = seam.k
     transverse = rng.random() < 0.35
-    longest = min(0.42 * seam.size, 1.7 * seam.half) if transverse else 0.45 * seam.size
-    length = rng.uniform(0.12 * seam.size, longest)
+    longest = min(0.3 * seam.size, 1.7 * seam.half) if transverse else 0.32 * seam.size
+    length = rng.uniform(0.14 * seam.size, longest)
     path = _jagged_path(rng, length, rng.uniform(3.5, 6.5) * k) - (length / 2, 0)
     path[:, 1] -= path[:, 1].mean()
     if transverse:
@@ -132,8 +132,8 @@ def _crack(seam: _Seam, rng: Rng) -> Patch:
         centre = rng.uniform(-0.45, 0.45) * seam.size, rng.uniform(-0.5, 0.5) * max(0, 1.9 * seam.half - length)
     else:
         centre = rng.uniform(-0.5, 0.5) * (seam.size - length), rng.uniform(-0.55, 0.55) * seam.half
-    widest = rng.uniform(1.3, 2.5) * k
-    profile = np.sin(np.linspace(0.06, 0.97, len(path)) * math.pi) ** 0.6 * rng.uniform(0.6, 1, len(path))
+    widest = rng.uniform(1.7, 3.0) * k
+    profile = np.sin(np.linspace(0.06, 0.97, len(path)) * math.pi) ** 0.4 * rng.uniform(0.7, 1, len(path))
     strokes = [(path, widest * profile)]
     for _ in range(rng.choice([0, 1, 2, 3], p=[0.35, 0.3, 0.2, 0.15])):
         i = rng.integers(1, len(path) - 1)
@@ -146,7 +146,7 @@ def _crack(seam: _Seam, rng: Rng) -> Patch:
     fine = np.zeros((h * _OVERSAMPLE, w * _OVERSAMPLE), np.uint8)
     for p, width in reversed(strokes):
         q = _fixed(p, x0, y0)
-        depth = np.clip(0.75 + 0.25 * rng.standard_normal(len(q)), 0.4, 1) * 255
+        depth = np.clip(0.85 + 0.15 * rng.standard_normal(len(q)), 0.6, 1) * 255
         for a, b, px, grey in zip(q[:-1].tolist(), q[1:].tolist(), width[1:], depth[1:], strict=True):
             cv2.line(fine, a, b, int(grey), max(1, round(px * _OVERSAMPLE)), cv2.LINE_AA, shift=4)
     return _area_mean(fine), x0, y0
@@ -155,7 +155,7 @@ def _crack(seam: _Seam, rng: Rng) -> Patch:
 def _incomplete_fusion(seam: _Seam, rng: Rng) -> Patch:
     """Straight band on the fusion line: sharp towards the side wall, fading towards the centre of the bead."""
     k = seam.k
-    length, width = rng.uniform(0.2, 0.55) * seam.size, rng.uniform(2, 5) * k
+    length, width = rng.uniform(0.2, 0.42) * seam.size, rng.uniform(2.5, 5) * k
     side = rng.choice([-1, 1])
     s0, t0 = rng.uniform(-0.5, 0.5) * (seam.size - length), side * rng.uniform(0.6, 0.82) * seam.half
     ends = s0 + length * np.linspace(-0.5, 0.5, 16)
@@ -283,7 +283,7 @@ def _distractors(seam: _Seam, rng: Rng, s: np.ndarray, t: np.ndarray, u: np.ndar
 def _indications(seam: _Seam, rng: Rng) -> tuple[list[tuple[Patch, float]], np.ndarray, list[str]]:
     """Patches (peak 1) with their contrast over noise, boxes float32 [n, 4] and class names; boxes lie apart."""
     k, size = seam.k, seam.size
-    unsharp, least, margin = 0.6 * k, math.ceil(12 * k), 4 * k
+    unsharp, least, margin = 0.6 * k, math.ceil(14 * k), 4 * k
     patches, boxes, names = [], [], []
     for _ in range(0 if rng.random() < _CLEAN_SHARE else rng.choice([1, 2, 3, 4], p=[0.35, 0.3, 0.22, 0.13])):
         name = str(rng.choice(CLASSES))

@@ -1,0 +1,56 @@
+"""The clock: waiting, copying and computing kept apart, images counted, within 10 % of a stopwatch."""
+
+import time
+
+import pytest
+import torch
+
+from weldtrain.telemetry.clock import StepClock
+
+
+def run(clock, waits, computes, images=4):
+    clock.start_epoch()
+    start = time.perf_counter()
+    for i, (wait_s, compute_s) in enumerate(zip(waits, computes)):
+        with clock.wait():
+            time.sleep(wait_s)
+        if i == 0:
+            start = time.perf_counter()
+        with clock.copy():
+            pass
+        with clock.compute():
+            time.sleep(compute_s)
+        clock.end_step(images)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize(("wait_s", "compute_s", "share"), [(0.03, 0.0, 100), (0.0, 0.03, 0), (0.02, 0.02, 50)])
+def test_shares_and_rates(wait_s, compute_s, share):
+    clock = StepClock(torch.device("cpu"))
+    n = 10
+    elapsed = run(clock, [wait_s] * n, [compute_s] * n)
+    figures = clock.read()
+    assert figures["loader/images_per_s"] == pytest.approx(4 * n / elapsed, rel=0.1)
+    assert figures["loader/data_wait_pct"] == pytest.approx(share, abs=8)
+    parts = figures["loader/data_wait_ms"] + figures["loader/h2d_ms"] + figures["step/compute_ms"]
+    assert parts == pytest.approx(figures["step/total_ms"], rel=0.1)
+
+
+def test_the_first_batch_is_counted_apart():
+    clock = StepClock(torch.device("cpu"))
+    run(clock, [0.2, 0.0, 0.0], [0.01] * 3)
+    assert clock.epoch_starts_s[0] == pytest.approx(0.2, rel=0.2)
+    figures = clock.read()
+    assert figures["loader/data_wait_ms"] < 5 and figures["step/total_ms"] < 40
+    run(clock, [0.05, 0.0], [0.01] * 2)
+    assert clock.totals()["loader/epoch_start_s"] == pytest.approx(0.05, rel=0.4)
+
+
+def test_totals_count_every_interval_once_and_pauses_never():
+    clock = StepClock(torch.device("cpu"))
+    run(clock, [0.0] * 4, [0.01] * 4)
+    clock.read()
+    time.sleep(0.2)  # an evaluation
+    run(clock, [0.0] * 4, [0.01] * 4, images=2)
+    totals = clock.totals()
+    assert totals["loader/images_per_s"] == pytest.approx((16 + 8) / 0.08, rel=0.25)
