@@ -16,7 +16,8 @@ from PIL import Image
 from weldtrain.config import DatasetConfig
 from weldtrain.data.index import open_index
 
-BOX = "<object><name>{}</name><difficult>0</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>\n"
+BOX = ("<object><name>{}</name><difficult>0</difficult>"
+       "<bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>\n")
 
 
 def make(root: Path, n: int) -> None:

@@ -92,7 +92,8 @@ def _hydra_line(error: Exception) -> str:
     """Hydra's several lines in one, with the nearest choice where a group has no such file."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
     lines = [part.strip() for part in f"{error}\n{cause or ''}".splitlines()]
-    lines = [part for part in lines if part and not part.startswith(("full_key:", "object_type=", "reference_type=", "Config search"))]
+    noise = ("full_key:", "object_type=", "reference_type=", "Config search")
+    lines = [part for part in lines if part and not part.startswith(noise)]
     if "Could not find '" in lines[0]:
         wanted = lines[0].split("Could not find '")[1].split("'")[0]
         group, _, choice = wanted.rpartition("/")

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -44,8 +44,8 @@ class SyntheticConfig:
 @dataclass
 class DatasetConfig:
     format: str = key("synthetic", choices=("synthetic", "welding_v2"))
-    root: Optional[str] = None
-    classes: Optional[list[str]] = None
+    root: str | None = None
+    classes: list[str] | None = None
     images: str = "images"
     annotations: str = "annotations"
     split_csv: str = "train_val_test_split.csv"
@@ -56,13 +56,13 @@ class DatasetConfig:
 @dataclass
 class LoaderConfig:
     batch_size: int = key(8, ge=1)
-    num_workers: Union[int, str] = key("auto", ge=0, choices=("auto",))
-    pin_memory: Union[bool, str] = key("auto", choices=("auto",))
+    num_workers: int | str = key("auto", ge=0, choices=("auto",))
+    pin_memory: bool | str = key("auto", choices=("auto",))
     persistent_workers: bool = True
     prefetch_factor: int = key(2, ge=1)
     drop_last: bool = True
     timeout_s: float = key(60.0, ge=0)
-    multiprocessing_context: Optional[str] = key(None, choices=("fork", "spawn", "forkserver"))
+    multiprocessing_context: str | None = key(None, choices=("fork", "spawn", "forkserver"))
     shuffle: bool = True
 
 
@@ -78,8 +78,8 @@ class AugmentConfig:
 class ModelConfig:
     backbone: str = key("resnet50", choices=("resnet18", "resnet34", "resnet50", "resnet101", "mobilenet_v3_large"))
     head: str = key("two_mlp", choices=("two_mlp", "four_conv_one_fc"))
-    weights: Optional[str] = None
-    trainable_layers: Optional[int] = key(None, ge=0, le=6)
+    weights: str | None = None
+    trainable_layers: int | None = key(None, ge=0, le=6)
     min_size: int = key(800, ge=32)
     max_size: int = key(1333, ge=32)
     pyramid_channels: int = key(256, ge=16)
@@ -118,12 +118,12 @@ class SchedulerConfig:
 @dataclass
 class TrainerConfig:
     epochs: int = key(26, ge=1)
-    max_steps: Optional[int] = key(None, ge=1)
+    max_steps: int | None = key(None, ge=1)
     precision: str = key("auto", choices=("auto", "fp32", "bf16", "fp16"))
-    grad_clip: Optional[float] = key(10.0, gt=0)
+    grad_clip: float | None = key(10.0, gt=0)
     eval_every: int = key(1, ge=1)
     log_every: int = key(10, ge=1)
-    cpu_threads: Optional[int] = key(None, ge=1)
+    cpu_threads: int | None = key(None, ge=1)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Config:
     device: str = key("auto", choices=("auto", "cuda", "cpu", "mps"))
     output_dir: str = "outputs"
     cache_dir: str = "~/.cache/weldtrain"
-    checkpoint: Optional[str] = None
+    checkpoint: str | None = None
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -290,8 +290,8 @@ def _check_together(cfg: Config) -> None:
     if cfg.dataset.format != "synthetic" and cfg.dataset.root is None:
         raise ConfigError("not set", "dataset.root", "give the folder of your data: dataset.root=/path/to/it")
     if cfg.dataset.format == "synthetic" and cfg.dataset.root is not None:
-        raise ConfigError("has no meaning for drawn pictures", "dataset.root", "choose dataset=welding_v2 for a folder of your own")
+        raise ConfigError("has no meaning for drawn pictures", "dataset.root", "choose dataset=welding_v2 for your own folder")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
         raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")
     if cfg.task == "evaluate" and cfg.checkpoint is None:
-        raise ConfigError("not set", "checkpoint", "give the model to judge: checkpoint=outputs/…/checkpoints/best.pt")
+        raise ConfigError("not set", "checkpoint", "give the model to judge: checkpoint=outputs/…/best.pt")

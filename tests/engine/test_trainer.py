@@ -21,8 +21,8 @@ def test_a_run_writes_everything_it_promises(configured, tmp_path):
     objective, record = run(configured("trainer.epochs=2", "trainer.max_steps=null", "loader.batch_size=4"), tmp_path / "run")
     summary = json.loads((record.dir / "summary.json").read_text())
     assert summary.keys() >= {
-        "status", "epochs", "steps", "map", "map_50", "map_75", "per_class_ap", "best_epoch", "images_per_s", "data_wait_pct",
-        "epoch_start_s", "train_s", "checkpoint", "run_dir", "classes"}
+        "status", "epochs", "steps", "map", "map_50", "map_75", "per_class_ap", "best_epoch", "images_per_s",
+        "data_wait_pct", "epoch_start_s", "train_s", "checkpoint", "run_dir", "classes"}
     assert (summary["status"], summary["epochs"], summary["steps"]) == ("done", 2, 4)
     assert objective == summary["map_50"] and 0 <= summary["map_50"] <= 1
     lines = [json.loads(line) for line in (record.dir / "metrics.jsonl").read_text().splitlines()]
@@ -38,8 +38,8 @@ def test_a_run_writes_everything_it_promises(configured, tmp_path):
 
 def test_it_learns(configured, tmp_path):
     """The loss on two pictures falls to a fraction: gradients, optimiser and targets fit together."""
-    cfg = configured("trainer.epochs=12", "trainer.max_steps=null", "augment=none", "loader.batch_size=4", "trainer.eval_every=12",
-                     "optimizer.lr=2e-3")
+    cfg = configured("trainer.epochs=12", "trainer.max_steps=null", "trainer.eval_every=12", "augment=none",
+                     "loader.batch_size=4", "optimizer.lr=2e-3")
     _, record = run(cfg, tmp_path / "run")
     totals = [json.loads(line).get("loss/total") for line in (record.dir / "metrics.jsonl").read_text().splitlines()]
     totals = [t for t in totals if t is not None]
@@ -91,6 +91,6 @@ def test_precision_and_device_follow_the_machine():
     with pytest.raises(ConfigError, match=r"trainer\.precision=fp16"):
         autocast_dtype("fp16", cpu)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="device=cuda.*set device=cpu"):
+        with pytest.raises(ConfigError, match=r"device=cuda.*set device=cpu"):
             choose_device("cuda")
         assert choose_device("auto").type in ("cpu", "mps")

@@ -36,9 +36,8 @@ def test_an_error_leaves_everything_flushed(tmp_path, configured, error, status)
 
 def test_two_runs_never_share_a_directory_and_handlers_do_not_pile_up(tmp_path, configured):
     before = list(logging.getLogger("weldtrain").handlers)
-    with RunRecord(tmp_path / "run", configured()):
-        with pytest.raises(ConfigError, match="holds another run"):
-            RunRecord(tmp_path / "run", configured())
+    with RunRecord(tmp_path / "run", configured()), pytest.raises(ConfigError, match="holds another run"):
+        RunRecord(tmp_path / "run", configured())
     assert logging.getLogger("weldtrain").handlers == before
 
 

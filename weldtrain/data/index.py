@@ -145,7 +145,8 @@ def synthetic_root(cfg: SyntheticConfig, cache_dir: str | Path) -> Path:
         try:
             synthetic.write_dataset(folder, counts=counts, size_px=cfg.size_px, seed=cfg.seed)
         except OSError as e:
-            raise DataError(f"the drawn pictures cannot be written ({e.strerror})", folder, "set cache_dir to a folder with room") from e
+            what = f"the drawn pictures cannot be written ({e.strerror})"
+            raise DataError(what, folder, "set cache_dir to a folder with room") from e
     return folder
 
 

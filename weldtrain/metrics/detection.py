@@ -30,7 +30,7 @@ class Boxes:
 def evaluate_detections(
     truth: Boxes, found: Boxes, *, pictures: int, classes: Sequence[str], max_detections: int = 100,
     false_call_score: float = 0.5,
-) -> dict[str, float | None | dict[str, float | None]]:
+) -> dict[str, float | dict[str, float | None] | None]:
     """AP as COCO defines it (101 recall points, IoU 0.50:0.05:0.95), and the false calls at one threshold.
 
     Returns `map map_50 map_75 map_small map_medium map_large mar`, `per_class_ap` and `per_class_ap_50` by name,

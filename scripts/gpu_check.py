@@ -1,0 +1,146 @@
+"""Checks on a CUDA device what a CPU cannot: copies, overlap, precision, clocks, a short training run. Under 6 minutes.
+
+    python scripts/gpu_check.py
+Prints one line a check and exits 1 if any failed, 2 where there is no CUDA device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig, SyntheticConfig
+from weldtrain.data.batch import Batch
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.index import open_index, synthetic_root
+from weldtrain.data.loader import training_loader
+from weldtrain.engine.prefetch import device_batches
+from weldtrain.models.detector import build_detector
+from weldtrain.telemetry.clock import StepClock
+from weldtrain.telemetry.machine import MachineCounters
+
+CHECKS: list[Callable[[Path], str]] = []
+
+
+def check(function: Callable[[Path], str]) -> Callable[[Path], str]:
+    CHECKS.append(function)
+    return function
+
+
+def batches(folder: Path, workers: int = 2) -> tuple[DetectionDataset, object, torch.device]:
+    device = torch.device("cuda", 0)
+    cfg = DatasetConfig(synthetic=SyntheticConfig(train=64, val=16, test=0))
+    index = open_index(cfg, folder)
+    dataset = DetectionDataset(index, "train", index.names, min_size=512, max_size=512)
+    return dataset, training_loader(dataset, LoaderConfig(num_workers=workers, timeout_s=60), device, 0), device
+
+
+@check
+def pinned_batches_arrive_unchanged(folder: Path) -> str:
+    _, loader, device = batches(folder)
+    assert loader.plan.pin_memory, "pin_memory=auto is off"
+    _, plain, _ = batches(folder, workers=0)
+    for there, here in zip(device_batches(loader, device, StepClock(device)), plain):
+        assert isinstance(here, Batch) and there.images.is_cuda and there.images.dtype == torch.uint8
+        assert torch.equal(there.images.cpu(), here.images) and torch.equal(there.boxes.cpu(), here.boxes)
+        assert not there.image_sizes.is_cuda
+    return "pixels and boxes equal to those of the main process"
+
+
+@check
+def a_copy_overlaps_with_computing(folder: Path) -> str:
+    device = torch.device("cuda", 0)
+    host = torch.empty(256 * 2**20, dtype=torch.uint8, pin_memory=True)
+    square = torch.randn(6000, 6000, device=device)
+    side = torch.cuda.Stream(device)
+
+    def timed(copy: bool, compute: bool) -> float:
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        if copy:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                host.to(device, non_blocking=True)
+        if compute:
+            for _ in range(10):
+                square @ square
+        torch.cuda.current_stream().wait_stream(side)
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    for _ in range(3):
+        timed(True, True)
+    alone, other, both = timed(True, False), timed(False, True), timed(True, True)
+    assert both < 0.9 * (alone + other), f"copy {alone:.1f} + compute {other:.1f} ms, together {both:.1f} ms"
+    return f"copy {alone:.1f} ms, compute {other:.1f} ms, together {both:.1f} ms"
+
+
+@check
+def detections_agree_with_the_cpu(folder: Path) -> str:
+    _, loader, device = batches(folder, workers=0)
+    torch.manual_seed(0)
+    model = build_detector(ModelConfig(backbone="resnet18", min_size=512, max_size=512), 4).eval()
+    model.limit_detections(0.05, 20)
+    batch = next(iter(loader))
+    with torch.inference_mode():
+        here = model.backbone(model.normalise(batch.images, batch.image_sizes.tolist()))
+        model.to(device)
+        moved = batch.to(device)
+        there = model.backbone(model.normalise(moved.images, moved.image_sizes.tolist()))
+    worst = max(float((there[k].cpu() - here[k]).abs().max() / here[k].abs().max()) for k in here)
+    assert worst < 1e-2, f"features differ by {worst:.1e}"
+    return f"features within {worst:.1e} of the CPU's"
+
+
+@check
+def counters_see_the_gpu(folder: Path) -> str:
+    values = MachineCounters(torch.device("cuda", 0)).read()
+    assert values["system/gpu_mem_mb"] > 0
+    return f"{values['system/gpu_mem_mb']:.0f} MB, {values['system/gpu_util_pct']:.0f} %"
+
+
+@check
+def training_runs_in_every_precision(folder: Path) -> str:
+    rates = []
+    for precision in ("bf16", "fp16", "fp32"):
+        command = [sys.executable, "-m", "weldtrain", "experiment=quickstart", "device=cuda", "trainer.epochs=2",
+                   "trainer.log_every=20", "dataset.synthetic.train=128", f"trainer.precision={precision}",
+                   f"cache_dir={folder}", f"output_dir={folder}/{precision}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+        summary = json.loads(next((folder / precision).glob("**/summary.json")).read_text())
+        lines = next((folder / precision).glob("**/metrics.jsonl")).read_text()
+        assert "system/gpu_util_pct" in lines and "loader/h2d_ms" in lines
+        rates.append(f"{precision} {summary['images_per_s']:.0f} images/s, {summary['data_wait_pct']:.0f} % waiting")
+    return "; ".join(rates)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print(f"no CUDA device (torch {torch.__version__})")
+        return 2
+    print(torch.cuda.get_device_name(0), "torch", torch.__version__)
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        synthetic_root(SyntheticConfig(train=64, val=16, test=0), folder)
+        for function in CHECKS:
+            try:
+                print(f"ok    {function.__name__}: {function(Path(folder))}", flush=True)
+            except Exception:
+                failed += 1
+                print(f"FAIL  {function.__name__}\n{traceback.format_exc()}", flush=True)
+    print(f"{len(CHECKS) - failed} passed, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

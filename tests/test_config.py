@@ -1,0 +1,114 @@
+"""Every config composes; every wrong key, choice or value is one line that names the way out."""
+
+import subprocess
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from weldtrain import config
+from weldtrain.errors import ConfigError
+
+CHOICES = [(p.parent.name, p.stem) for p in sorted(config.CONF_DIR.glob("*/*.yaml"))]
+
+
+def composed(*overrides):
+    config.register()
+    with initialize_config_dir(str(config.CONF_DIR), version_base="1.3"):
+        return config.validated(compose("config", list(overrides)), "/shell")
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_file_in_conf_composes(group, choice):
+    more = ["checkpoint=x.pt"] if choice == "evaluate" else []
+    composed("dataset=welding_v2", "dataset.root=/data", f"{group}={choice}", *more,
+             *(["~dataset.root"] if False else []), *(["dataset.root=null"] if choice in ("synthetic", "quickstart") else []))
+
+
+@pytest.mark.parametrize("experiment", ["quickstart", "welding_v2", "debug"])
+@pytest.mark.parametrize("dataset", ["synthetic", "welding_v2"])
+def test_experiments_compose_with_every_data_set(experiment, dataset):
+    root = [] if dataset == "synthetic" else ["dataset.root=/data"]
+    assert composed(f"experiment={experiment}", f"dataset={dataset}", *root).dataset.format == dataset
+
+
+def test_the_articles_setting():
+    cfg = composed("experiment=welding_v2", "dataset.root=/data")
+    loader = cfg.loader
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.timeout_s) == (16, 4, 2, 60)
+    assert loader.persistent_workers and loader.pin_memory and loader.drop_last and loader.shuffle
+    assert (cfg.trainer.epochs, cfg.model.backbone, cfg.model.pyramid_channels) == (100, "resnet50", 256)
+
+
+@pytest.mark.parametrize(("override", "text"), [
+    ("trainer.epochs=0", r"trainer\.epochs: 0 is out of range; it must be at least 1"),
+    ("optimizer.lr=0", r"optimizer\.lr"),
+    ("optimizer.lr=nan", r"optimizer\.lr: nan"),
+    ("loader.num_workers=-1", r"loader\.num_workers"),
+    ("loader.num_workers=many", r"loader\.num_workers: 'many' is not one of auto or a number"),
+    ("loader.pin_memory=perhaps", r"loader\.pin_memory"),
+    ("trainer.precision=bf61", r"did you mean 'bf16'"),
+    ("model.anchor_sizes=[]", r"model\.anchor_sizes: the list is empty"),
+    ("model.anchor_sizes=[8,-1,8,8,8]", r"model\.anchor_sizes: -1"),
+    ("model.max_size=100", r"model\.max_size"),
+    ("dataset.root=/x", r"dataset\.root"),
+    ("task=evaluate", r"checkpoint: not set"),
+    ("dataset.classes=[a,a]", r"dataset\.classes"),
+])
+def test_values_out_of_range_are_refused_before_any_data_is_read(override, text):
+    with pytest.raises(ConfigError, match=text):
+        composed(override)
+
+
+@pytest.mark.parametrize(("override", "near"), [
+    ("trainer.lerning_rate=1", "optimizer.lr"), ("+trainer.lrr=1", "optimizer.lr"), ("++loader.workers=1", "loader.num_workers"),
+    ("~trainer.epoch", "trainer.epochs"), ("loader.batchsize=2", "loader.batch_size"), ("dataset.rot=/x", "dataset.root"),
+    ("modle=x", "model")])
+def test_a_mistyped_key_names_the_nearest(override, near):
+    with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+        config.check_override_keys([override])
+
+
+def test_right_keys_pass():
+    config.check_override_keys(["trainer.epochs=1", "model=x", "hydra.run.dir=/tmp/x", "hydra/launcher=basic", "+trainer.epochs=2",
+                                "optimizer.lr=0.1,0.2", "dataset.classes=[a,b]"])
+
+
+def test_paths_are_the_shells(monkeypatch):
+    monkeypatch.setenv("DATA", "/mnt/data")
+    monkeypatch.setenv("HOME", "/home/me")
+    cfg = composed("dataset=welding_v2", "dataset.root=$DATA/welds", "output_dir=../out", "cache_dir=~/c", "checkpoint=a/b.pt")
+    assert (cfg.dataset.root, cfg.output_dir, cfg.cache_dir, cfg.checkpoint) == (
+        "/mnt/data/welds", "/out", "/home/me/c", "/shell/a/b.pt")
+
+
+def weldtrain(*args, cwd):
+    return subprocess.run([sys.executable, "-m", "weldtrain", *args], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["trainer.lerning_rate=1"], ["trainer.lerning_rate", "optimizer.lr"]),
+    (["model=fasterrcnn_resnet5O"], ["did you mean 'fasterrcnn_resnet50_fpn'", "fasterrcnn_mobilenet_v3"]),
+    (["optimizer.lr=abc"], ["optimizer.lr", "abc"]),
+    (["-m", "optimizer.lrr=1,2"], ["optimizer.lr"]),
+])
+def test_one_line_and_exit_2(tmp_path, args, words):
+    done = weldtrain(*args, cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and all(w in done.stderr for w in words), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_and_the_composed_config_need_nothing(tmp_path):
+    for args in (["--help"], ["--cfg", "job"]):
+        done = weldtrain(*args, cwd=tmp_path)
+        assert done.returncode == 0 and "batch_size" in done.stdout
+
+
+def test_a_users_own_folder_adds_presets(tmp_path):
+    (tmp_path / "my/experiment").mkdir(parents=True)
+    (tmp_path / "my/experiment/mine.yaml").write_text("# @package _global_\ntrainer:\n  epochs: 7\n")
+    done = weldtrain("--config-dir", "my", "experiment=mine", "--cfg", "job", "-p", "trainer", cwd=tmp_path)
+    assert "epochs: 7" in done.stdout, done.stderr
+    (tmp_path / "my/experiment/mine.yaml").write_text("# @package _global_\ntrainer:\n  epoch: 7\n")
+    done = weldtrain("--config-dir", "my", "experiment=mine", "--cfg", "job", cwd=tmp_path)
+    assert done.returncode == 2 and "epoch" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
