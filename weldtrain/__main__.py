@@ -51,6 +51,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     config.register()
     try:
+        sys.argv[1:] = [config.quoted_path(a) for a in sys.argv[1:]]
         overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
         config.check_override_keys(overrides)
         # A first run needs no arguments and no GPU.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -204,6 +205,20 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
     best = max(targets, key=likeness)
     return targets[best] if likeness(best) > 0.65 else None
+
+
+def quoted_path(override: str) -> str:
+    """An override of a path key as Hydra's grammar wants it: `~` expanded, and quoted where it holds odd characters.
+
+    A comma is left alone: it separates the points of a sweep.
+    """
+    name, equals, value = override.partition("=")
+    if not equals or name.lstrip("+") not in PATH_KEYS or value[:1] in ("'", '"') or value == "null":
+        return override
+    value = os.path.expanduser(value)
+    if re.fullmatch(r"[\w./:,\- ]*", value, re.ASCII):
+        return f"{name}={value}"
+    return "{}='{}'".format(name, value.replace("\\", "\\\\").replace("'", "\\'"))
 
 
 def check_override_keys(overrides: Sequence[str]) -> None:

@@ -19,8 +19,9 @@ def saved(tmp_path, image, name, **options):
     return tmp_path / name
 
 
-@pytest.mark.parametrize(("mode", "name"), [("RGB", "a.png"), ("L", "a.png"), ("P", "a.png"), ("1", "a.png"), ("LA", "a.png"),
-                                            ("RGBA", "a.png"), ("RGB", "a.bmp"), ("RGB", "a.tif"), ("L", "a.tif"), ("RGB", "a.webp")])
+@pytest.mark.parametrize(("mode", "name"), [
+    ("RGB", "a.png"), ("L", "a.png"), ("P", "a.png"), ("1", "a.png"), ("LA", "a.png"), ("RGBA", "a.png"), ("RGB", "a.bmp"),
+    ("RGB", "a.tif"), ("L", "a.tif"), ("RGB", "a.webp")])
 def test_every_mode_gives_the_colours_that_pillow_sees(tmp_path, mode, name):
     image = Image.fromarray(SMOOTH).convert(mode)
     if mode in ("RGBA", "LA"):
@@ -48,7 +49,8 @@ def test_jpegs_are_close_to_pillow(tmp_path, mode):
 def test_exif_turns_the_picture_upright_or_it_is_refused_never_silently_wrong(tmp_path, orientation, suffix):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    path = saved(tmp_path, Image.fromarray(SMOOTH), f"a.{suffix}", exif=exif.tobytes(), **({"quality": 98} if suffix != "png" else {}))
+    options = {} if suffix == "png" else {"quality": 98}
+    path = saved(tmp_path, Image.fromarray(SMOOTH), f"a.{suffix}", exif=exif.tobytes(), **options)
     upright = np.array(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
     try:
         out = read_image(path, picture_size(path))

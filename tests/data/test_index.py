@@ -32,7 +32,8 @@ def content(index):
 
 def fresh(cfg):
     reader = open_reader(cfg)
-    return [(r.image, [r.width, r.height], r.split, r.boxes.tolist(), r.names) for r in map(reader.read, range(len(reader.images)))]
+    records = map(reader.read, range(len(reader.images)))
+    return [(r.image, [r.width, r.height], r.split, r.boxes.tolist(), r.names) for r in records]
 
 
 def test_it_holds_what_the_reader_reads_and_then_parses_nothing(own, monkeypatch):
@@ -119,7 +120,7 @@ def test_classes_order_labels_and_unknown_names_are_refused_with_the_nearest(ind
     order = list(reversed(CLASSES))
     labels = index.labels(order)
     assert [order[v - 1] for v in labels] == index.names and labels.min() >= 1
-    with pytest.raises(DataError, match=r"class 'porosity' is not in .*, line \d+.*did you mean 'porosty'"):
+    with pytest.raises(DataError, match=r", line \d+: class 'porosity' is not in .*did you mean 'porosty'"):
         index.labels(["crack", "incomplete_fusion", "porosty", "slag"])
 
 

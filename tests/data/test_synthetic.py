@@ -96,7 +96,7 @@ def test_an_indication_darkens_its_own_box_and_nothing_else(monkeypatch, sample)
             # Tight: the mark reaches every side that was not widened to the least size.
             for axis, length in ((0, x2 - x1), (1, y2 - y1)):
                 line = inside.max(axis)
-                assert length <= 9 or min(line[:2].max(), line[-2:].max()) > 0, name
+                assert length <= 15 or min(line[:2].max(), line[-2:].max()) > 0, name
             outside[y1:y2, x1:x2] = False
             assert darker[max(0, y1 - 4):y2 + 4, max(0, x1 - 4):x2 + 4].max() == inside.max()
         assert darker[outside].max() <= 0.3 * darker.max() + 1

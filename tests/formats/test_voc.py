@@ -157,7 +157,7 @@ def test_missing_annotations_follow_the_option_and_are_counted(tmp_path, missing
 def test_annotations_in_the_wrong_place_stop_the_run_whatever_the_option(tmp_path):
     cfg = folder(tmp_path, {"a.jpg": None, "b.jpg": None})
     cfg.missing = "negative"
-    with pytest.raises(DataError, match="no annotation file for a.jpg, b.jpg: 2 of 2"):
+    with pytest.raises(DataError, match=r"no annotation file for a\.jpg, b\.jpg: 2 of 2"):
         open_reader(cfg)
     cfg.annotations = "labels"
     with pytest.raises(DataError, match=r"labels: no such folder.*holds annotations, images"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -23,10 +23,12 @@ def read_split_csv(path: Path) -> tuple[dict[str, tuple[str, int]], list[Finding
     header = text.split("\n", 1)[0]
     separator = max(",;\t", key=header.count)
     try:
-        # The skipped blank lines would shift line numbers, so they are kept and dropped below.
-        table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, na_filter=False,
-                            encoding=_encoding(path), skip_blank_lines=False, index_col=False)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as e:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas would cut longer lines off
+            # Skipped blank lines would shift line numbers, so they are kept and dropped below.
+            table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, na_filter=False,
+                                encoding=_encoding(path), skip_blank_lines=False, index_col=False)
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as e:
         raise DataError(f"is no table of columns ({e})", path, "expected lines such as 001,train") from None
     table.columns = [str(c).strip().lower() for c in table.columns]
     for column in ("image_id", "split"):
