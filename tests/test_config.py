@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
 
 from weldtrain import config
 from weldtrain.errors import ConfigError
@@ -118,3 +119,35 @@ def test_a_users_own_folder_adds_presets(tmp_path):
     (tmp_path / "my/experiment/mine.yaml").write_text("# @package _global_\ntrainer:\n  epoch: 7\n")
     done = weldtrain("--config-dir", "my", "experiment=mine", "--cfg", "job", cwd=tmp_path)
     assert done.returncode == 2 and "epoch" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("override", "text"), [
+    ("optimizer.lr=inf", r"optimizer\.lr: inf .* finite"),
+    ("trainer.grad_clip=inf", r"trainer\.grad_clip: inf"),
+    ("seed=99999999999999999999", r"seed: 99999999999999999999"),
+    ("dataset.classes=[]", r"dataset\.classes: names no class"),
+    ("dataset.classes=[crack,' ']", r"dataset\.classes: names no class"),
+])
+def test_what_would_only_fail_later_is_refused_too(override, text):
+    with pytest.raises(ConfigError, match=text):
+        composed(override)
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=true", "trainer.epochs=1.5", "loader.num_workers=1.5", "output_dir=null",
+                                      "dataset.classes=crack", "model.anchor_sizes=12", "++loader={foo:1}"])
+def test_a_value_of_the_wrong_kind_does_not_compose(override):
+    with pytest.raises(ConfigCompositionException):
+        composed(override)
+
+
+@pytest.mark.parametrize("group", config.GROUPS)
+def test_a_group_set_to_null_is_refused_by_name(group):
+    with pytest.raises(ConfigError, match=f"^{group}: null"):
+        config.check_override_keys([f"{group}=null"])
+
+
+def test_every_default_is_within_its_own_limits():
+    for experiment in ("quickstart", "debug"):
+        cfg = composed(f"experiment={experiment}")
+        # Plain dataclasses: nothing downstream can meet a missing or untyped key.
+        assert isinstance(cfg, config.Config) and isinstance(cfg.trainer, config.TrainerConfig)

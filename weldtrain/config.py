@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import secrets
@@ -139,7 +140,7 @@ class EvaluateConfig:
 @dataclass
 class Config:
     task: str = "train"
-    seed: int = key(0, ge=0)
+    seed: int = key(0, ge=0, lt=2**63)
     device: str = key("auto", choices=("auto", "cuda", "cpu", "mps"))
     output_dir: str = "outputs"
     cache_dir: str = "~/.cache/weldtrain"
@@ -230,6 +231,8 @@ def check_override_keys(overrides: Sequence[str]) -> None:
         name = override.key_or_group
         if name not in known and name not in GROUPS and not name.startswith(("hydra.", "hydra/")):
             raise unknown_key(name)
+        if name in GROUPS and not override.is_delete() and override.value() is None:
+            raise ConfigError("null is no choice", name, f"name one, or leave out {name}=")
 
 
 def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
@@ -239,7 +242,7 @@ def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
     Raises ConfigError for the first key that is wrong.
     """
     known = schema_keys()
-    for name in _leaf_names(composed):
+    for name in _names(composed):
         if name not in known:  # only `open_dict` or a caller of this function gets past Hydra's own check
             raise unknown_key(name)
     for name in PATH_KEYS:
@@ -265,12 +268,12 @@ def absolute(path: str, cwd: str | os.PathLike[str]) -> str:
     return os.path.normpath(os.path.join(cwd, os.path.expanduser(os.path.expandvars(path))))
 
 
-def _leaf_names(node: DictConfig, prefix: str = "") -> Iterator[str]:
+def _names(node: DictConfig, prefix: str = "") -> Iterator[str]:
     for name in node:
         yield f"{prefix}{name}"
         child = node._get_node(name)
         if isinstance(child, DictConfig):
-            yield from _leaf_names(child, f"{prefix}{name}.")
+            yield from _names(child, f"{prefix}{name}.")
 
 
 def _check_range(name: str, value: Any, limits: dict[str, Any]) -> None:
@@ -291,8 +294,8 @@ def _check_range(name: str, value: Any, limits: dict[str, Any]) -> None:
         raise ConfigError("the list is empty", name, "give at least one value")
     for v in value if is_list else [value]:
         # NaN fails every comparison, so `not` is what refuses it.
-        if v is not None and any(not tests[op](v, x) for op, x in bounds):
-            rule = " and ".join(f"{words[op]} {x}" for op, x in bounds)
+        if v is not None and bounds and (v == math.inf or any(not tests[op](v, x) for op, x in bounds)):
+            rule = " and ".join(f"{words[op]} {x}" for op, x in bounds) + (" and finite" if v == math.inf else "")
             raise ConfigError(f"{v} is out of range", name, f"it must be {rule}")
 
 
@@ -306,6 +309,8 @@ def _check_together(cfg: Config) -> None:
         raise ConfigError("not set", "dataset.root", "give the folder of your data: dataset.root=/path/to/it")
     if cfg.dataset.format == "synthetic" and cfg.dataset.root is not None:
         raise ConfigError("has no meaning for drawn pictures", "dataset.root", "choose dataset=welding_v2 for your own folder")
+    if cfg.dataset.classes is not None and not (cfg.dataset.classes and all(name.strip() for name in cfg.dataset.classes)):
+        raise ConfigError("names no class", "dataset.classes", "list every class, or set null to find them in the data")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
         raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")
     if cfg.task == "evaluate" and cfg.checkpoint is None:

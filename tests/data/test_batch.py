@@ -48,6 +48,16 @@ def test_a_batch_of_defect_free_pictures_is_whole():
     assert batch.labels.shape == (0,) and batch.labels.dtype == torch.int64
 
 
+class Stubborn(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def test_an_error_that_cannot_be_pickled_travels_as_its_text():
+    failure = pickle.loads(pickle.dumps(Failure.of(Stubborn(1, 2))))
+    assert str(failure.error) == "Stubborn: 1 and 2"
+
+
 def test_a_failure_travels_instead_of_the_batch_and_keeps_type_and_text():
     try:
         raise DataError("is cut off", "a.jpg", "copy it again")

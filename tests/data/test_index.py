@@ -1,12 +1,14 @@
 """The index always equals a fresh scan, survives damage and races, and costs its readers nothing."""
 
+import multiprocessing
 import os
 import pickle
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
+import cv2
 import numpy as np
 import pytest
 
@@ -161,3 +163,74 @@ def test_an_index_file_of_another_kind_is_a_value_error(tmp_path):
     (tmp_path / "x.idx").write_bytes(b"something else entirely, long enough to hold a header")
     with pytest.raises(ValueError, match="not an index"):
         AnnotationIndex(tmp_path / "x.idx")
+
+
+def test_no_flipped_bit_goes_unseen(own):
+    """Whatever byte of the head is hit, the file is refused as damaged, never read differently."""
+    _, cfg, cache = own
+    file = open_index(cfg, cache).file
+    data = file.read_bytes()
+    head = data.index(b"}\0") + 1  # zeros up to the arrays follow
+    for at in [*range(head), *range(-(-head // 64) * 64, len(data), 7)]:
+        with open(file, "r+b") as f:
+            f.seek(at)
+            f.write(bytes([data[at] ^ 0x41]))
+            f.flush()
+            with pytest.raises(ValueError):
+                AnnotationIndex(file)
+            f.seek(at)
+            f.write(data[at : at + 1])
+    assert content(AnnotationIndex(file)) == fresh(cfg)
+
+
+def test_a_lost_annotation_is_seen(own):
+    root, cfg, cache = own
+    open_index(cfg, cache)
+    (root / "annotations/0002.xml").unlink()
+    with pytest.raises(DataError, match=r"no annotation file for 0002\.jpg"):
+        open_index(cfg, cache)
+
+
+_BUILD = """
+import sys
+from weldtrain.config import DatasetConfig
+from weldtrain.data.index import open_index
+sys.stdin.readline()
+index = open_index(DatasetConfig(format="welding_v2", root=sys.argv[1]), sys.argv[2])
+print(len(index), index.boxes.sum())
+"""
+
+
+def test_two_programs_may_build_it_at_once(own):
+    root, cfg, cache = own
+    command = [sys.executable, "-c", _BUILD, str(root), str(cache)]
+    jobs = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for job in jobs:
+        job.stdin.write("go\n")
+        job.stdin.flush()
+    said = [job.communicate(timeout=60)[0] for job in jobs]
+    index = open_index(cfg, cache)
+    assert said == [f"{len(index)} {index.boxes.sum()}\n"] * 2
+    assert [p.name for p in index.file.parent.iterdir()] == [index.file.name]
+
+
+def test_a_spawned_process_maps_the_same_file(index):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(AnnotationIndex.path, index, 3).result(60) == index.path(3)
+
+
+def test_defect_free_pictures_and_any_name_survive(tmp_path):
+    # A folder from a system of another encoding: its bytes are no UTF-8.
+    folder = os.fsdecode(b"bilder \xe9")
+    for part in (folder, "annotations"):
+        (tmp_path / "d" / part).mkdir(parents=True)
+    for name in ("裂纹 1", "plain"):
+        cv2.imencode(".png", np.zeros((24, 32), np.uint8))[1].tofile(str(tmp_path / "d" / folder / f"{name}.png"))
+        (tmp_path / "d/annotations" / f"{name}.xml").write_text("<annotation/>")
+    (tmp_path / "d/s.csv").write_text("image_id,split\n裂纹 1,train\nplain,train\n", "utf-8")
+    cfg = DatasetConfig(format="welding_v2", root=str(tmp_path / "d"), images=folder, split_csv="s.csv")
+    index = open_index(cfg, tmp_path / "cache")
+    assert [index.path(i) for i in range(2)] == [f"{folder}/plain.png", f"{folder}/裂纹 1.png"]
+    assert all((index.root / index.path(i)).is_file() for i in range(2))
+    assert index.boxes.shape == (0, 4) and index.labels([]).shape == (0,) and content(index) == fresh(cfg)
+    assert "2 pictures (2 without defects), 0 boxes" in index.describe("train")

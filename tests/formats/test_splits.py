@@ -47,3 +47,17 @@ def test_an_absent_file_and_a_repeated_line(tmp_path):
     (tmp_path / "s.csv").write_text("image_id,split\na,train\na,train\n")
     found, findings = read_split_csv(tmp_path / "s.csv")
     assert list(found) == ["a"] and findings[0].line == 3
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_lines_are_counted_as_an_editor_counts_them(tmp_path, ends):
+    (tmp_path / "s.csv").write_bytes(ends.join(["image_id,split", "a,train", "", " , ", "b,val", "a,test"]).encode())
+    with pytest.raises(DataError, match=r"s\.csv:6: 'a' is in test here and in train on line 2"):
+        read_split_csv(tmp_path / "s.csv")
+
+
+def test_ids_stay_text_and_in_their_order(tmp_path):
+    ids = ["010", "001", "NA", "null", "nan", "1e5", "true", "1.0", "-", "裂纹 1", "a,b", "'q'", "#3"]
+    rows = "".join(f'"{i}",train\n' for i in ids)
+    (tmp_path / "s.csv").write_text("image_id,split\n" + rows, "utf-8")
+    assert list(splits(tmp_path / "s.csv")) == ids

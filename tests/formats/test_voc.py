@@ -206,3 +206,60 @@ def test_real_welds_have_the_counts_of_their_readme(real_data):
     records = read(DatasetConfig(format="welding_v2", root=str(real_data / "welding_v2_real")))
     assert len(records) == 140 and sum(len(r.names) for r in records.values()) == 487
     assert [sum(r.split == s for r in records.values()) for s in ("train", "val", "test")] == [84, 28, 28]
+
+
+@pytest.mark.parametrize("size", ["<size><width>0</width><height>0</height></size>", "", "<size/>",
+                                  "<size><width>240</width><height>320</height></size>"])
+def test_the_size_in_the_xml_is_never_used(tmp_path, size):
+    record = read(folder(tmp_path, {"a.jpg": voc(size, obj(box=(1, 2, 310, 230)))}))["a.jpg"]
+    assert (record.width, record.height) == (320, 240) and record.boxes.tolist() == [[1, 2, 310, 230]]
+
+
+def test_the_suffix_of_an_annotation_is_read_in_any_case(tmp_path):
+    cfg = folder(tmp_path, {"a.jpg": voc(obj()), "B.jpg": voc(obj())})
+    (tmp_path / "annotations/a.xml").rename(tmp_path / "annotations/a.XML")
+    (tmp_path / "annotations/B.xml").rename(tmp_path / "annotations/b.Xml")
+    assert [len(r.names) for r in read(cfg).values()] == [1, 1]
+
+
+def test_an_entity_of_another_file_is_refused_also_where_it_hides(tmp_path):
+    (tmp_path / "secret.dtd").write_text('<!ENTITY x "TOP SECRET">')
+    parameter = f'<!DOCTYPE a [<!ENTITY % p SYSTEM "file://{tmp_path}/secret.dtd"> %p;]>\n' + voc(obj("&x;"))
+    outside = f'<!DOCTYPE a SYSTEM "file://{tmp_path}/secret.dtd">\n' + voc(obj("&x;"))
+    for text in (parameter, outside):
+        with pytest.raises(DataError, match=r"a\.xml") as caught:
+            read_voc(xml_file(tmp_path, text))
+        assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("difficult", ["1", " 1 ", "true", "True"])
+def test_difficult_is_kept_as_a_flag(tmp_path, difficult):
+    boxes = read_voc(xml_file(tmp_path, voc(obj(more=f"<difficult>{difficult}</difficult>"), obj(more="<difficult>0</difficult>"),
+                                            obj())))
+    assert [b.flags for b in boxes] == [DIFFICULT, 0, 0]
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    (voc("<object><bndbox/></object>"), r"a\.xml:3: object 1 has no <name>"),
+    (voc(obj(), "<object><name>slag</name></object>"), r"a\.xml:4: object 2 \(slag\) has no <bndbox>"),
+    (voc("<object><name>slag</name><bndbox><xmin>1</xmin></bndbox></object>"), r"a\.xml:3: <bndbox> has no <ymin>")])
+def test_what_an_object_lacks_is_named_with_its_line(tmp_path, text, what):
+    with pytest.raises(DataError, match=what):
+        read_voc(xml_file(tmp_path, text))
+
+
+def test_a_picture_in_two_splits_under_two_spellings_is_refused(tmp_path):
+    cfg = folder(tmp_path, {"a.jpg": voc()}, "image_id,split\na,train\na.jpg,val\n")
+    with pytest.raises(DataError, match=r"csv:3: 'a\.jpg' and 'a' are the same picture, in val and train"):
+        open_reader(cfg)
+
+
+def test_the_file_of_an_external_entity_is_not_even_opened(tmp_path):
+    (tmp_path / "other").write_text("<unclosed>")  # would break the parse, were it taken in
+    text = f'<!DOCTYPE a [<!ENTITY x SYSTEM "file://{tmp_path}/other">]>\n' + voc(obj(), "&x;")
+    with pytest.raises(DataError, match=r"a\.xml: declares XML entities"):
+        read_voc(xml_file(tmp_path, text))
+
+
+def test_objects_deeper_down_are_no_annotation(tmp_path):
+    assert [b.name for b in read_voc(xml_file(tmp_path, voc("<history>", obj("slag"), "</history>", obj())))] == ["crack"]

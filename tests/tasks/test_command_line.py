@@ -20,7 +20,8 @@ def weldtrain(welds, cache, tmp_path):
     def start(*args, wait=True):
         command = [sys.executable, "-m", "weldtrain", *args]
         env = os.environ | {"WELDTRAIN_CACHE": str(cache), "PYTHONWARNINGS": "ignore"}
-        process = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   start_new_session=True)
         if not wait:
             return process
         process.out, process.err = process.communicate(timeout=240)
@@ -72,15 +73,16 @@ def test_a_folder_that_is_not_there_is_one_line(weldtrain, tmp_path):
     assert len(done.err.splitlines()) == 1 and f"{tmp_path}/nowhere" in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_leaves_a_whole_record_and_no_process(weldtrain, welds, tmp_path, number, code):
+def test_an_interrupt_leaves_a_whole_record_and_no_process(weldtrain, welds, tmp_path, number, code, group):
     process = weldtrain(*on(welds, "loader=optimised", "loader.batch_size=2", "loader.num_workers=2", "trainer.epochs=500",
                             "trainer.max_steps=null"), wait=False)
     deadline = time.time() + 120
     while not list(tmp_path.glob("outputs/**/last.pt")) and time.time() < deadline:
         time.sleep(0.2)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
+    os.killpg(process.pid, number) if group else process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert err.splitlines()[-1].startswith("weldtrain: ") and "Traceback" not in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,10 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # whatever a library's exception does: one that cannot travel would leave the trainer waiting
+            error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
         return cls(error, "".join(traceback.format_exception(error)))
 
     def reraise(self) -> None:

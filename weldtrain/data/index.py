@@ -10,6 +10,7 @@ import json
 import logging
 import multiprocessing
 import os
+import struct
 import tempfile
 import zlib
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ from weldtrain.formats.record import Reader
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"weldtrain index 1\n"
+_MAGIC = b"weldtrain index 2\n"
+_LENGTH_CRC = struct.Struct("<QI")  # of the header
 _ALIGN = 64
 _CRC_UP_TO = 64 * 2**20  # a larger file is checked by its length alone, so that opening stays a matter of milliseconds
 _PARALLEL_FROM = 4000  # below that, starting processes costs more than it saves
@@ -214,7 +216,7 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 def _write(file: Path, header: dict, arrays: dict[str, np.ndarray]) -> None:
-    """One file: magic, length of the header, header in JSON, then the arrays, each on a 64-byte boundary.
+    """One file: magic, length and checksum of the header, header in JSON, then the arrays, each on a 64-byte boundary.
 
     Written beside its place and renamed, so that concurrent builds and readers of an older one never meet half a file.
     """
@@ -224,7 +226,7 @@ def _write(file: Path, header: dict, arrays: dict[str, np.ndarray]) -> None:
         table[name] = (array.dtype.str, array.shape, len(body))
         body += np.ascontiguousarray(array).tobytes()
     text = json.dumps({**header, "arrays": table, "bytes": len(body), "crc": zlib.crc32(body)}).encode()
-    head = _MAGIC + len(text).to_bytes(8, "little") + text
+    head = _MAGIC + _LENGTH_CRC.pack(len(text), zlib.crc32(text)) + text
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=file.stem, delete=False) as out:
@@ -241,12 +243,14 @@ def _write(file: Path, header: dict, arrays: dict[str, np.ndarray]) -> None:
 
 def _open(file: Path) -> tuple[dict, dict[str, np.ndarray]]:
     with open(file, "rb") as f:
-        start = f.read(len(_MAGIC) + 8)
-        if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + 8:
+        start = f.read(len(_MAGIC) + _LENGTH_CRC.size)
+        if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH_CRC.size:
             raise ValueError("not an index of this release")
-        length = int.from_bytes(start[len(_MAGIC):], "little")
-        text = f.read(length)
+        length, crc = _LENGTH_CRC.unpack_from(start, len(_MAGIC))
         size = os.fstat(f.fileno()).st_size
+        text = f.read(min(length, size))
+    if zlib.crc32(text) != crc:
+        raise ValueError("the checksum of its header is wrong")
     header = json.loads(text)
     base = len(start) + length
     base += -base % _ALIGN

@@ -200,7 +200,8 @@ def _fit_shared_memory(workers: int, prefetch: int, bytes_per_batch: int, notes:
 def _init_worker(worker_id: int) -> None:
     # The main process decides about Ctrl-C; a worker that also reacts prints a page of traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Schedulers signal the whole group. A worker that died of it would be reported as a failure of its own.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

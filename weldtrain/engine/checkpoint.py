@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,10 @@ def publish(path: Path, name: str) -> Path:
     """Gives the checkpoint at `path` a second name in the same folder, at once and without writing it again."""
     target, temporary = path.with_name(name), path.with_name(f".{name}.link")
     temporary.unlink(missing_ok=True)
-    os.link(path, temporary)
+    try:
+        os.link(path, temporary)
+    except OSError:  # some network and USB file systems have no hard links
+        shutil.copyfile(path, temporary)
     os.replace(temporary, target)
     return target
 

@@ -48,6 +48,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self._watch = LossWatch(device, loader)
         self._sums = torch.zeros(len(LOSSES), device=device)  # of the losses since the last log line
+        self._unlogged = 0  # steps in `_sums`
         self._norm = torch.zeros((), device=device)
 
     def fit(self) -> dict[str, Any]:
@@ -78,16 +79,17 @@ class Trainer:
         self.model.train()
         self.loader.set_epoch(self.epoch)
         self.clock.start_epoch()
+        ends_at = min(self.step + len(self.loader), self.total_steps)
         for batch in device_batches(self.loader, self.device, self.clock):
             with self.clock.compute():
                 self._step(batch)
             self.clock.end_step(len(batch))
             self.step += 1
-            done = self.step == self.total_steps
-            if self.step % self.cfg.trainer.log_every == 0 or done:
+            self._unlogged += 1
+            if self.step % self.cfg.trainer.log_every == 0 or self.step == ends_at:
                 self._log(line)
             line.advance(epoch=f"{self.epoch + 1}/{self.cfg.trainer.epochs}")
-            if done:
+            if self.step == ends_at:
                 break
         self._watch.settle()
 
@@ -108,11 +110,11 @@ class Trainer:
         self._sums += parts.detach()
 
     def _log(self, line: ProgressLine) -> None:
-        steps = self.step % self.cfg.trainer.log_every or self.cfg.trainer.log_every
         lr = self.optimizer.param_groups[0]["lr"]
         figures = self.clock.read()
-        losses = dict(zip(LOSSES, (self._sums / steps).tolist()))
+        losses = dict(zip(LOSSES, (self._sums / self._unlogged).tolist()))
         self._sums.zero_()
+        self._unlogged = 0
         values = {"loss/total": sum(losses.values())} | {f"loss/{name}": value for name, value in losses.items()}
         values |= {"optim/lr": lr, "optim/grad_norm": float(self._norm)} | figures
         values["loader/epoch_start_s"] = self.clock.epoch_starts_s[-1]
@@ -129,10 +131,9 @@ class Trainer:
         return metrics
 
     def _save(self, metrics: dict[str, Any] | None) -> None:
-        """Writes last.pt, and best.pt where `metrics` beat all before. Without any AP the latest is the best."""
+        """Writes last.pt, and best.pt where no `metrics` before were better: without any AP the latest is the best."""
         last = self.record.checkpoints / "last.pt"
-        better = metrics is not None and (
-            self.best is None or _worth(metrics) >= _worth(self.best["metrics"]) or metrics["map"] is None)
+        better = metrics is not None and (self.best is None or _worth(metrics) >= _worth(self.best["metrics"]))
         if better:
             self.best = {"epoch": self.epoch, "metrics": metrics}
         checkpoint.save(last, {

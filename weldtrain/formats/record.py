@@ -111,8 +111,6 @@ def picture_size(path: Path) -> tuple[int, int]:
             turned = image.getexif().get(ExifTags.Base.Orientation) in _TRANSPOSED
             # Pillow has swapped the sides of a turned TIFF already.
             return (height, width) if turned and image.format != "TIFF" else (width, height)
-    except FileNotFoundError:
-        raise DataError("no such picture", path, "a broken link? Remove it from the split file or restore it") from None
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, struct.error, ValueError) as e:
         raise unreadable(path, e) from None
 
@@ -121,11 +119,13 @@ def unreadable(path: Path, cause: object = "") -> DataError:
     """The error for a file that holds no readable picture, by what can be seen from outside."""
     if path.is_dir():
         what = "is a folder, not a picture"
+    elif not os.path.exists(path):
+        return DataError("no such picture", path, "a broken link? Remove it from the split file or restore it")
     elif not os.access(path, os.R_OK):
         what = "may not be read (permission denied)"
-    elif path.exists() and path.stat().st_size == 0:
+    elif path.stat().st_size == 0:
         what = "is empty (0 bytes)"
-    elif path.exists() and path.read_bytes()[:256].lstrip()[:1] == b"<":
+    elif path.read_bytes()[:256].lstrip()[:1] == b"<":
         what = "is not a picture but a page of HTML or XML"
     else:
         what = f"cannot be read as a picture ({cause})" if str(cause) else "cannot be read as a picture"
@@ -142,8 +142,9 @@ def stamp_files(paths: Iterable[Path]) -> str:
     for path in paths:
         digest.update(os.fsencode(path) + b"\0")
         if path.is_dir():
-            for name, entry in sorted(_walk(str(path)), key=lambda found: found[0]):
-                digest.update(os.fsencode(name) + b"\0" + _status(entry))
+            found = sorted((name, _status(entry)) for name, entry in _walk(str(path)))
+            digest.update(os.fsencode("\0".join(name for name, _ in found)))
+            digest.update(b"".join(status for _, status in found))
         elif path.exists():
             digest.update(_status(path))
     return digest.hexdigest()
@@ -158,7 +159,7 @@ def _status(file: os.DirEntry[str] | Path) -> bytes:
     try:
         st = file.stat()
     except OSError:  # a link that leads nowhere is a state too
-        return b"broken"
+        return bytes(32)
     return struct.pack("<4Q", st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
 
 
@@ -167,11 +168,19 @@ def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) ->
     real = os.path.realpath(folder)
     if real in above:
         return
-    with os.scandir(folder) as entries:
+    try:
+        entries = os.scandir(folder)
+    except OSError as e:
+        raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
+    with entries:
         for entry in entries:
             if entry.name.startswith(".") or entry.name == "__MACOSX":
                 continue
-            if entry.is_dir():
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself
+                is_folder = False
+            if is_folder:
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", above | {real})
             else:
                 yield prefix + entry.name, entry
