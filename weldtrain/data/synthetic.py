@@ -22,7 +22,7 @@ _CLEAN_SHARE = 0.2
 _BOX_LEVEL = 0.3  # of a mask's peak: what still belongs to the indication
 _OVERSAMPLE = 4  # strokes and outlines are drawn this much finer and area-averaged
 # Peak contrast over the local noise (CNR, ISO 17636-2). Thin and small indications need more of it to be seen.
-_CNR = {"crack": (6.5, 12.0), "incomplete_fusion": (5.0, 9.0), "porosity": (6.5, 12.0), "slag": (4.5, 8.0)}
+_CNR = {"crack": (7.0, 12.0), "incomplete_fusion": (5.0, 9.0), "porosity": (8.0, 13.0), "slag": (4.5, 8.0)}
 
 Rng = np.random.Generator
 Patch = tuple[np.ndarray, int, int]  # attenuation float32 [h, w] >= 0, column and row of its corner in the picture
@@ -186,7 +186,7 @@ def _porosity(seam: _Seam, rng: Rng) -> Patch:
     k = seam.k
     kind = rng.choice(["cluster", "row", "single"], p=[0.6, 0.2, 0.2])
     n = 1 if kind == "single" else rng.integers(3, 16 if kind == "cluster" else 9)
-    radius = k * (rng.uniform(4, 8, n) if kind == "single" else 1.2 + 3.8 * rng.beta(1.3, 2.4, n))
+    radius = k * (rng.uniform(4, 8, n) if kind == "single" else 1.6 + 3.6 * rng.beta(1.3, 2.4, n))
     if kind == "row":
         gaps = radius + np.roll(radius, 1) + k * rng.uniform(1, 5, n)
         st = np.stack([np.cumsum(gaps) - gaps.sum() / 2, rng.normal(0, 1.2 * k, n)], 1)

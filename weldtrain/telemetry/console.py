@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 
 class ProgressLine:
@@ -37,14 +38,16 @@ def progress_line(total: int) -> Iterator[ProgressLine]:
 
 def ap_table(title: str, metrics: Mapping[str, Any]) -> None:
     """Prints AP by class and over all, as COCO defines it; `n/a` where there is no truth to find."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for heading in ("class", "AP50", "AP"):
         table.add_column(heading, justify="left" if heading == "class" else "right")
     for name, ap in metrics["per_class_ap"].items():
-        table.add_row(name, figure(metrics["per_class_ap_50"][name]), figure(ap))
+        table.add_row(Text(name), figure(metrics["per_class_ap_50"][name]), figure(ap))
     table.add_section()
     table.add_row("all", figure(metrics["map_50"]), figure(metrics["map"]))
-    Console().print(table)
+    console = Console()
+    console.print(Text(title))  # a table's own title would wrap at its width
+    console.print(table)
 
 
 def figure(value: float | None) -> str:

@@ -48,7 +48,7 @@ class RunRecord:
         self._root_logger = logging.getLogger("weldtrain")
         self._handlers = [_handler(logging.FileHandler(self.dir / "run.log", encoding="utf-8"),
                                    "%(asctime)s %(levelname)s %(name)s: %(message)s"),
-                          _handler(logging.StreamHandler(sys.stderr), "%(message)s")]
+                          _handler(_Stderr(), "%(message)s")]
         # A traceback belongs into run.log; the screen gets one line from the entry point.
         self._handlers[1].addFilter(lambda r: r.exc_info is None)
 
@@ -94,6 +94,18 @@ class RunRecord:
 
             self._tensorboard = SummaryWriter(self.dir / "tensorboard", flush_secs=10)
         return self._tensorboard
+
+
+class _Stderr(logging.StreamHandler):
+    """Writes to what standard error is at that moment: the progress bar puts itself there while it is drawn."""
+
+    @property
+    def stream(self):
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _) -> None:
+        pass
 
 
 def _handler(handler: logging.Handler, form: str) -> logging.Handler:
