@@ -27,6 +27,7 @@ AUTO_WORKERS_AT_MOST = 8
 # Pinned pages are taken from every other program; beyond this share of free memory they do harm.
 PINNED_SHARE = 0.25
 SHM = "/dev/shm"
+_TARGET_BYTES = 64 * 1024
 
 
 @dataclass
@@ -185,8 +186,8 @@ def _fit_shared_memory(workers: int, prefetch: int, bytes_per_batch: int, notes:
     if not workers or not os.path.isdir(SHM):
         return workers, prefetch
     free = int(0.9 * shutil.disk_usage(SHM).free)
-    # One more than is prefetched: the batch in the trainer's hands.
-    fits = free // max(bytes_per_batch, 1) - 1
+    # Two more than are prefetched: the one being filled and the one in the trainer's hands. Targets take a few pages.
+    fits = free // (bytes_per_batch + _TARGET_BYTES) - 2
     if workers * prefetch <= fits:
         return workers, prefetch
     fitting = min(workers, max(fits, 0))
