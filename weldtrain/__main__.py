@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import asdict
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -35,7 +36,7 @@ def _run(composed: DictConfig) -> float | None:
     try:
         runtime = HydraConfig.get().runtime
         cfg = config.validated(composed, runtime.cwd)
-        with RunRecord(runtime.output_dir, cfg) as record:
+        with RunRecord(runtime.output_dir, asdict(cfg)) as record:
             task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
             return task.run(cfg, record)
     except Exception as error:

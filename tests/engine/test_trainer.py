@@ -1,6 +1,7 @@
 """Training: it learns, stops on a loss that is not finite, and leaves only finite weights behind."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from weldtrain.telemetry.record import RunRecord
 
 
 def run(cfg, folder):
-    with RunRecord(folder, cfg) as record:
+    with RunRecord(folder, asdict(cfg)) as record:
         return train.run(cfg, record), record
 
 

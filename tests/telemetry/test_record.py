@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from weldtrain.telemetry.record import RunRecord
 
 
 def test_what_is_logged_stands_in_all_writers(tmp_path, configured):
-    with RunRecord(tmp_path / "run", configured()) as record:
+    with RunRecord(tmp_path / "run", asdict(configured())) as record:
         record.scalars(10, {"loss/total": 1.5, "val/map": None, "optim/grad_norm": float("nan")}, epoch=0)
         record.summary["map"] = None
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text())
@@ -26,7 +27,7 @@ def test_what_is_logged_stands_in_all_writers(tmp_path, configured):
 
 @pytest.mark.parametrize(("error", "status"), [(TrainingError("x"), "failed"), (KeyboardInterrupt(), "interrupted")])
 def test_an_error_leaves_everything_flushed(tmp_path, configured, error, status):
-    with pytest.raises(type(error)), RunRecord(tmp_path / "run", configured()) as record:
+    with pytest.raises(type(error)), RunRecord(tmp_path / "run", asdict(configured())) as record:
         record.scalars(1, {"loss/total": 2.0})
         raise error
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == status
@@ -36,8 +37,8 @@ def test_an_error_leaves_everything_flushed(tmp_path, configured, error, status)
 
 def test_two_runs_never_share_a_directory_and_handlers_do_not_pile_up(tmp_path, configured):
     before = list(logging.getLogger("weldtrain").handlers)
-    with RunRecord(tmp_path / "run", configured()), pytest.raises(ConfigError, match="holds another run"):
-        RunRecord(tmp_path / "run", configured())
+    with RunRecord(tmp_path / "run", asdict(configured())), pytest.raises(ConfigError, match="holds another run"):
+        RunRecord(tmp_path / "run", asdict(configured()))
     assert logging.getLogger("weldtrain").handlers == before
 
 

@@ -24,7 +24,7 @@ from weldtrain.config import DatasetConfig, SyntheticConfig, nearest
 from weldtrain.data import synthetic
 from weldtrain.errors import DataError
 from weldtrain.formats import open_reader, stamp
-from weldtrain.formats.record import Reader
+from weldtrain.formats.record import CROWD, DIFFICULT, Reader
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,10 @@ class AnnotationIndex:
     def box_rows(self, row: int) -> slice:
         """Where the boxes of a picture lie in `boxes`, `name_ids`, `flags` and `lines`."""
         return slice(int(self.box_offsets[row]), int(self.box_offsets[row + 1]))
+
+    def ignored(self, boxes: slice | np.ndarray) -> np.ndarray:
+        """bool: rows of `boxes` marked difficult or crowd, which count neither as found nor as missed."""
+        return (self.flags[boxes] & (DIFFICULT | CROWD)) > 0
 
     def rows(self, split: str) -> np.ndarray:
         """int64 rows of a split, in path order. Raises DataError if it holds no picture."""

@@ -13,7 +13,6 @@ from weldtrain.data.batch import Batch
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import Loader
 from weldtrain.engine.prefetch import device_batches
-from weldtrain.formats.record import CROWD, DIFFICULT
 from weldtrain.metrics.detection import Boxes, evaluate_detections
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
@@ -70,5 +69,5 @@ def _truth(dataset: DetectionDataset) -> Boxes:
         image=np.repeat(np.arange(len(at)), [s.stop - s.start for s in at]),
         boxes=index.boxes[rows],
         labels=dataset.labels_of(rows),
-        ignore=(index.flags[rows] & (DIFFICULT | CROWD)) > 0,
+        ignore=index.ignored(rows),
     )

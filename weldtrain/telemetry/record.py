@@ -13,14 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import yaml
 
-from weldtrain.config import Config
 from weldtrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -29,8 +27,11 @@ log = logging.getLogger(__name__)
 class RunRecord:
     """A context manager: what happens inside is logged, and the way it ended becomes `status` of the summary."""
 
-    def __init__(self, run_dir: str | os.PathLike[str], cfg: Config) -> None:
-        """Takes the directory for this run. Raises ConfigError if another run has it, or if it cannot be written."""
+    def __init__(self, run_dir: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+        """Takes the directory for this run and writes its configuration there.
+
+        Raises ConfigError if another run has the directory, or if it cannot be written.
+        """
         self.dir = Path(run_dir)
         self.checkpoints = self.dir / "checkpoints"
         self.summary: dict[str, Any] = {}
@@ -44,7 +45,7 @@ class RunRecord:
             raise ConfigError("holds another run", self.dir, "leave hydra.run.dir alone, or name a new folder") from None
         except OSError as e:
             raise ConfigError(f"cannot be written ({e.strerror})", self.dir, "set output_dir to a folder with room") from None
-        (self.dir / "config.yaml").write_text(yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True), "utf-8")
+        (self.dir / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), "utf-8")
         self._root_logger = logging.getLogger("weldtrain")
         self._handlers = [_handler(logging.FileHandler(self.dir / "run.log", encoding="utf-8"),
                                    "%(asctime)s %(levelname)s %(name)s: %(message)s"),
