@@ -50,6 +50,12 @@ def evaluate(
     )
 
 
+def tagged(split: str, metrics: dict[str, Any]) -> dict[str, float | None]:
+    """The metrics under their tags in the run record: `val/map`, `val/ap/crack`, …"""
+    flat = {f"{split}/{name}": value for name, value in metrics.items() if not isinstance(value, dict)}
+    return flat | {f"{split}/ap/{name}": value for name, value in metrics["per_class_ap"].items()}
+
+
 def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]]) -> list[dict[str, np.ndarray]]:
     parts = []
     for found, row, size, original in zip(detections, batch.image_ids, batch.image_sizes, batch.original_sizes):

@@ -15,6 +15,7 @@ from weldtrain.config import Config
 from weldtrain.data.batch import Batch
 from weldtrain.data.loader import Loader
 from weldtrain.engine import checkpoint
+from weldtrain.engine.evaluator import tagged
 from weldtrain.engine.optim import build_optimizer, build_scheduler
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.errors import TrainingError
@@ -124,9 +125,7 @@ class Trainer:
 
     def _validate(self) -> dict[str, Any]:
         metrics = self.judge()
-        flat = {f"val/{name}": value for name, value in metrics.items() if not isinstance(value, dict)}
-        flat |= {f"val/ap/{name}": value for name, value in metrics["per_class_ap"].items()}
-        self.record.scalars(self.step, flat, epoch=self.epoch)
+        self.record.scalars(self.step, tagged("val", metrics), epoch=self.epoch)
         log.info("epoch %d: AP50 %s, AP %s", self.epoch + 1, figure(metrics["map_50"]), figure(metrics["map"]))
         return metrics
 

@@ -12,7 +12,7 @@ from weldtrain.data.index import open_index
 from weldtrain.data.loader import evaluation_loader
 from weldtrain.engine import checkpoint
 from weldtrain.engine.device import autocast_dtype, choose_device
-from weldtrain.engine.evaluator import evaluate
+from weldtrain.engine.evaluator import evaluate, tagged
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.record import RunRecord
@@ -39,9 +39,8 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     loader = evaluation_loader(dataset, cfg.loader, cfg.evaluate.batch_size, device)
     metrics = evaluate(model, loader, classes, cfg.evaluate, device, autocast_dtype(trainer_cfg.precision, device))
 
-    step, epoch = state["step"], state["epoch"]
-    flat = {f"{cfg.evaluate.split}/{k}": v for k, v in metrics.items() if not isinstance(v, dict)}
-    record.scalars(step, flat | {f"{cfg.evaluate.split}/ap/{k}": v for k, v in metrics["per_class_ap"].items()}, epoch=epoch)
+    epoch = state["epoch"]
+    record.scalars(state["step"], tagged(cfg.evaluate.split, metrics), epoch=epoch)
     record.summary |= {**metrics, "split": cfg.evaluate.split, "checkpoint": cfg.checkpoint, "classes": classes,
                        "best_epoch": epoch, "pictures": len(dataset)}
     ap_table(f"epoch {epoch + 1} on {len(dataset)} pictures of split '{cfg.evaluate.split}'", metrics)
