@@ -42,7 +42,7 @@ def main() -> None:
     pictures = int(sys.argv[4]) if len(sys.argv) > 4 else 6
     model_cfg, classes = section(state["config"], "model"), state["classes"]
     index = open_index(section(state["config"], "dataset"), state["config"]["cache_dir"])
-    dataset = DetectionDataset(index, split, classes, min_size=model_cfg.min_size, max_size=model_cfg.max_size)
+    dataset = DetectionDataset(index, split, classes, model_cfg)
     model = build_detector(model_cfg, len(classes)).eval()
     model.load_state_dict(state["model"])
     model.limit_detections(SCORE, 100)

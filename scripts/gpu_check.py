@@ -38,7 +38,7 @@ def batches(folder: Path, workers: int = 2) -> tuple[DetectionDataset, object, t
     device = torch.device("cuda", 0)
     cfg = DatasetConfig(synthetic=SyntheticConfig(train=64, val=16, test=0))
     index = open_index(cfg, folder)
-    dataset = DetectionDataset(index, "train", index.names, min_size=512, max_size=512)
+    dataset = DetectionDataset(index, "train", index.names, ModelConfig(min_size=512, max_size=512))
     return dataset, training_loader(dataset, LoaderConfig(num_workers=workers, timeout_s=60), device, 0), device
 
 

@@ -44,14 +44,30 @@ class SyntheticConfig:
 
 
 @dataclass
+class SplitConfig:
+    make: str = key("missing", choices=("missing", "always", "never"))
+    val: float = key(0.15, gt=0, lt=1)
+    test: float = key(0.15, ge=0, lt=1)
+    seed: int = key(0, ge=0)
+    group: str | None = None
+
+
+@dataclass
 class DatasetConfig:
-    format: str = key("synthetic", choices=("synthetic", "welding_v2"))
+    format: str = key("synthetic", choices=("synthetic", "welding_v2", "voc", "yolo", "coco", "csv", "auto"))
     root: str | None = None
     classes: list[str] | None = None
-    images: str = "images"
-    annotations: str = "annotations"
-    split_csv: str = "train_val_test_split.csv"
+    images: str | None = None
+    annotations: str | None = None
+    split_csv: str | None = None
+    split: SplitConfig = field(default_factory=SplitConfig)
     missing: str = key("error", choices=("error", "negative", "skip"))
+    bad_images: str = key("raise", choices=("raise", "skip"))
+    max_megapixels: float = key(200.0, gt=0)
+    difficult: str = key("ignore", choices=("ignore", "use"))
+    one_based: bool = False
+    strict: bool = False
+    leak: str = key("warn", choices=("warn", "error"))
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
 
@@ -84,6 +100,8 @@ class ModelConfig:
     trainable_layers: int | None = key(None, ge=0, le=6)
     min_size: int = key(800, ge=32)
     max_size: int = key(1333, ge=32)
+    window_percentiles: list[float] = key([0.1, 99.9], ge=0, le=100)
+    window_levels: list[float] | None = key(None, ge=0, le=65535)
     pyramid_channels: int = key(256, ge=16)
     box_head_width: int = key(1024, ge=16)
     anchor_sizes: list[float] = key([32.0, 64.0, 128.0, 256.0, 512.0], gt=0)
@@ -160,7 +178,7 @@ ELSEWHERE = {
     "learning_rate": "optimizer.lr", "lr0": "optimizer.lr", "batch": "loader.batch_size", "workers": "loader.num_workers",
     "imgsz": "model.min_size", "image_size": "model.min_size", "amp": "trainer.precision", "data": "dataset.root",
     "dataset.path": "dataset.root", "max_iter": "trainer.max_steps", "warmup_steps": "scheduler.warmup",
-    "dataset.ann_dir": "dataset.annotations", "seed_everything": "seed", "conf": "evaluate.score_thresh",
+    "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val", "seed_everything": "seed", "conf": "evaluate.score_thresh",
 }
 PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "dataset.root")
 
@@ -308,7 +326,17 @@ def _check_together(cfg: Config) -> None:
     if cfg.dataset.format != "synthetic" and cfg.dataset.root is None:
         raise ConfigError("not set", "dataset.root", "give the folder of your data: dataset.root=/path/to/it")
     if cfg.dataset.format == "synthetic" and cfg.dataset.root is not None:
-        raise ConfigError("has no meaning for drawn pictures", "dataset.root", "choose dataset=welding_v2 for your own folder")
+        raise ConfigError("has no meaning for drawn pictures", "dataset.root", "add dataset=auto to read your own folder")
+    if cfg.dataset.split.val + cfg.dataset.split.test >= 1:
+        raise ConfigError("val and test leave nothing to train on", "dataset.split", "their sum must be below 1")
+    try:
+        re.compile(cfg.dataset.split.group or "")
+    except re.error as e:
+        raise ConfigError(f"is no regular expression ({e})", "dataset.split.group", "for instance 'weld_[0-9]+'") from None
+    for name in ("window_percentiles", "window_levels"):
+        window = getattr(cfg.model, name)
+        if window is not None and not (len(window) == 2 and window[0] < window[1]):
+            raise ConfigError(f"{window} is no window", f"model.{name}", "give two numbers, the lower first")
     if cfg.dataset.classes is not None and not (cfg.dataset.classes and all(name.strip() for name in cfg.dataset.classes)):
         raise ConfigError("names no class", "dataset.classes", "list every class, or set null to find them in the data")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):

@@ -33,5 +33,9 @@ class DataError(WeldtrainError):
     exit_code = 2
 
 
+class PictureError(DataError):
+    """A file that holds no whole picture of a sensible size. `dataset.bad_images` decides what it does to a run."""
+
+
 class TrainingError(WeldtrainError):
     """The run itself failed: a non-finite loss, a lost worker, a full disk."""

@@ -26,7 +26,7 @@ SIMPLE = LoaderConfig(batch_size=2, num_workers=0, drop_last=False)
 
 
 def dataset(index, seed=0, **more):
-    return DetectionDataset(index, "train", CLASSES, min_size=96, max_size=96, **({"augment": LIGHT, "seed": seed} | more))
+    return DetectionDataset(index, "train", CLASSES, ModelConfig(min_size=96, max_size=96), **({"augment": LIGHT, "seed": seed} | more))
 
 
 def epochs(index, cfg, n=2, seed=0):
@@ -116,7 +116,7 @@ class Suicide(DetectionDataset):
 @pytest.mark.parametrize(("kind", "text"), [(Sleeper, "no batch came from the workers within 1 s"),
                                             (Suicide, "a loader worker died")])
 def test_a_worker_that_hangs_or_dies_ends_the_run_with_its_key(index, kind, text):
-    stuck = kind(index, "train", CLASSES, min_size=96, max_size=96)
+    stuck = kind(index, "train", CLASSES, ModelConfig(min_size=96, max_size=96))
     with pytest.raises(TrainingError, match=text) as caught:
         next(iter(training_loader(stuck, replace(SIMPLE, num_workers=1, timeout_s=1), CPU, 0)))
     assert "loader." in str(caught.value)
@@ -174,7 +174,7 @@ def test_flipping_moves_boxes_with_their_pixels():
 
 def test_defects_stay_where_they_are_when_pictures_are_resized(index):
     row = int(index.rows("train")[np.diff(index.box_offsets)[index.rows("train")].argmax()])
-    large, small = (DetectionDataset(index, "train", CLASSES, min_size=s, max_size=s).load(0, row) for s in (128, 64))
+    large, small = (DetectionDataset(index, "train", CLASSES, ModelConfig(min_size=s, max_size=s)).load(0, row) for s in (128, 64))
     assert small.image.shape == (64, 64, 3)
     np.testing.assert_allclose(small.boxes * 2, large.boxes, rtol=1e-6)
     assert small.labels.min() >= 1

@@ -11,7 +11,7 @@ from weldtrain.config import AugmentConfig
 def augment(
     image: np.ndarray, boxes: np.ndarray, cfg: AugmentConfig, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """image uint8 [H,W,3], boxes float32 [n,4] in its pixels; returns both anew, the inputs are left alone."""
+    """image uint8 [H,W,C], boxes float32 [n,4] in its pixels; returns both anew, the inputs are left alone."""
     # All numbers are drawn whatever is switched on, so that one option does not change another's draws.
     flip_h, flip_v, shift, stretch = rng.random(4)
     height, width = image.shape[:2]
@@ -27,4 +27,4 @@ def augment(
         factor = 1 + (2 * stretch - 1) * cfg.contrast
         levels = (np.arange(256) - 127.5) * factor + 127.5 + (2 * shift - 1) * cfg.brightness * 255
         image = cv2.LUT(image, np.clip(np.rint(levels), 0, 255).astype(np.uint8))
-    return image, boxes
+    return image.reshape(height, width, -1), boxes  # OpenCV drops a single channel

@@ -13,9 +13,12 @@ import torch
 
 STRIDE = 32  # of the coarsest backbone level that the pyramid uses: padding to it keeps every level whole
 
+IGNORED = -1  # the label of a box that is neither a defect to learn nor background: difficult, or a crowd
+
 
 class Sample(NamedTuple):
-    """One picture at the model's scale: image uint8 [H,W,3] RGB, boxes float32 [n,4] in its pixels, labels int64 [n]."""
+    """One picture at the model's scale: image uint8 [H,W,3] RGB or [H,W,1] grey, boxes float32 [n,4] in its pixels,
+    labels int64 [n], 1 for the first class or IGNORED, which come last."""
 
     image: np.ndarray
     boxes: np.ndarray
@@ -47,13 +50,14 @@ class Failure(NamedTuple):
 class Batch:
     """B padded pictures and their N boxes, flat.
 
-    images uint8 [B,3,H,W], zero right of and below each picture, in channels-last memory; image_sizes int64 [B,2]
+    images uint8 [B,3,H,W] RGB, or [B,1,H,W] if all are grey, zero right of and below each picture, in channels-last
+    memory; image_sizes int64 [B,2]
     height, width in px before padding; boxes float32 [N,4] x1,y1,x2,y2 in px; batch_index int64 [N], non-decreasing;
-    labels int64 [N], 1 for the first class; image_ids int64 [B], rows of the index; original_sizes int64 [B,2]
+    labels int64 [N], 1 for the first class or IGNORED; image_ids int64 [B], rows of the index; original_sizes int64 [B,2]
     height, width in px of the files' pictures. A picture without defects has no rows in `boxes`.
 
-    `image_sizes`, `image_ids`, `original_sizes` and `box_counts` stay on the host: the detector needs them as
-    Python numbers, and asking the device for them would make it wait.
+    `image_sizes`, `image_ids`, `original_sizes`, `box_counts` and `ignored_counts` (of each picture's last boxes) stay on
+    the host: the detector needs them as Python numbers, and asking the device for them would make it wait.
     """
 
     images: torch.Tensor
@@ -64,6 +68,7 @@ class Batch:
     image_ids: torch.Tensor
     original_sizes: torch.Tensor
     box_counts: tuple[int, ...]
+    ignored_counts: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.box_counts)
@@ -86,9 +91,10 @@ class Batch:
         return torch.cat([self.batch_index[:, None].to(self.boxes.dtype), self.boxes], dim=1)
 
     def targets(self) -> list[dict[str, torch.Tensor]]:
-        """What torchvision's detectors take: boxes [n,4] and labels [n] of each picture, as views."""
+        """What torchvision's detectors take: boxes [n,4] and labels [n] of each picture, as views; `ignored` [k,4] apart."""
         boxes, labels = self.boxes.split(self.box_counts), self.labels.split(self.box_counts)
-        return [{"boxes": b, "labels": v} for b, v in zip(boxes, labels)]
+        return [{"boxes": b[: len(b) - k], "labels": v[: len(b) - k], "ignored": b[len(b) - k :]}
+                for b, v, k in zip(boxes, labels, self.ignored_counts)]
 
     def _on_device_side(self, move) -> Batch:
         return replace(self, images=move(self.images), boxes=move(self.boxes),
@@ -103,7 +109,8 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
     counts = tuple(len(s.boxes) for s in samples)
     height = -(-max(s.image.shape[0] for s in samples) // STRIDE) * STRIDE
     width = -(-max(s.image.shape[1] for s in samples) // STRIDE) * STRIDE
-    images = torch.zeros(len(samples), height, width, 3, dtype=torch.uint8)
+    channels = max(s.image.shape[2] for s in samples)  # grey ones beside RGB are repeated
+    images = torch.zeros(len(samples), height, width, channels, dtype=torch.uint8)
     canvas = images.numpy()
     for i, s in enumerate(samples):
         canvas[i, : s.image.shape[0], : s.image.shape[1]] = s.image
@@ -116,4 +123,5 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
         image_ids=torch.tensor([s.image_id for s in samples]),
         original_sizes=torch.tensor([s.original_size for s in samples]),
         box_counts=counts,
+        ignored_counts=tuple(int((s.labels == IGNORED).sum()) for s in samples),
     )

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch.utils.data import Dataset
 
-from weldtrain.config import AugmentConfig
+from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data.augment import augment
-from weldtrain.data.batch import Failure, Sample
-from weldtrain.data.images import read_image, resize, target_size
+from weldtrain.data.batch import IGNORED, Failure, Sample
+from weldtrain.data.images import Window, read_image, resize, target_size
 from weldtrain.data.index import AnnotationIndex
 
 
@@ -25,16 +25,18 @@ class DetectionDataset(Dataset):
         index: AnnotationIndex,
         split: str,
         classes: Sequence[str],
+        model: ModelConfig,
         *,
-        min_size: int,
-        max_size: int,
         augment: AugmentConfig | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises DataError for an empty split and for a class in the data that is not in `classes`."""
+        """At the size and through the window that `model` asks for.
+
+        Raises DataError for an empty split and for a class in the data that is not in `classes`.
+        """
         self.index = index
         self.rows = index.rows(split)
-        self.min_size, self.max_size = min_size, max_size
+        self.min_size, self.max_size, self.window = model.min_size, model.max_size, Window.of(model)
         self.augment, self.seed = augment, seed
         self._labels = index.labels(classes)
 
@@ -50,7 +52,7 @@ class DetectionDataset(Dataset):
     def load(self, epoch: int, row: int) -> Sample:
         """The sample of a row of the index in an epoch. Raises DataError for an unreadable picture."""
         index, width_height = self.index, tuple(int(v) for v in self.index.sizes[row])
-        image = read_image(index.root / index.path(row), width_height)
+        image = read_image(index.root / index.path(row), width_height, bool(index.grey[row]), self.window)
         size = target_size(*width_height, self.min_size, self.max_size)
         image = resize(image, size)
         at = index.box_rows(row)
@@ -58,7 +60,11 @@ class DetectionDataset(Dataset):
         boxes = index.boxes[at] * np.tile(scale, 2)
         if self.augment is not None:
             image, boxes = augment(image, boxes, self.augment, np.random.default_rng((self.seed, epoch, row)))
-        return Sample(image, boxes, self.labels_of(at), int(row), width_height[::-1])
+        labels = np.where(index.ignored(at), IGNORED, self.labels_of(at))
+        if (labels == IGNORED).any():
+            last = np.argsort(labels == IGNORED, kind="stable")
+            boxes, labels = boxes[last], labels[last]
+        return Sample(image, boxes, labels, int(row), width_height[::-1])
 
     def labels_of(self, boxes: slice | np.ndarray) -> np.ndarray:
         """int64 labels, 1 for the first class, of rows of `index.boxes`."""

@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,25 +22,31 @@ import numpy as np
 
 from weldtrain.config import DatasetConfig, SyntheticConfig, nearest
 from weldtrain.data import synthetic
-from weldtrain.errors import DataError
+from weldtrain.data.images import read_image
+from weldtrain.errors import DataError, PictureError
 from weldtrain.formats import open_reader, stamp
-from weldtrain.formats.record import CROWD, DIFFICULT, Reader
+from weldtrain.formats.record import CROWD, DIFFICULT, DROPPED, ERROR, Finding, Reader, Record
+from weldtrain.formats.splits import settle_splits
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"weldtrain index 2\n"
+_MAGIC = b"weldtrain index 3\n"
 _LENGTH_CRC = struct.Struct("<QI")  # of the header
 _ALIGN = 64
 _CRC_UP_TO = 64 * 2**20  # a larger file is checked by its length alone, so that opening stays a matter of milliseconds
 _PARALLEL_FROM = 4000  # below that, starting processes costs more than it saves
+_PARALLEL_DECODING_FROM = 200
 _CHUNK = 500
+
+# Findings that tell a decision rather than an oddity: said in their own words.
+_SAID_WHOLE = ("recognised", "split-made")
 
 
 class AnnotationIndex:
     """Row i is one picture. All arrays are read-only views of one memory map.
 
-    path_bytes uint8, path_offsets int64 [n+1]; sizes int32 [n,2] width, height in px of the upright picture;
-    split_ids uint8 [n]; box_offsets int64 [n+1]; boxes float32 [m,4] x1,y1,x2,y2 in px; name_ids int32 [m] into
+    path_bytes uint8, path_offsets int64 [n+1]; sizes int32 [n,2] width, height in px of the upright picture; grey bool
+    [n], whether it has one channel; split_ids uint8 [n]; box_offsets int64 [n+1]; boxes float32 [m,4] x1,y1,x2,y2 in px; name_ids int32 [m] into
     `names`; flags uint8 [m]; lines int32 [m] in the annotation file.
     """
 
@@ -52,9 +58,10 @@ class AnnotationIndex:
         self.stamp: str = header["stamp"]
         self.names: list[str] = header["names"]
         self.splits: list[str] = header["splits"]
-        self.findings: list[list] = header["findings"]
+        self.classes: list[str] = header["classes"]  # as the format declares them, used or not
+        self.findings = [Finding(*f) for f in header["findings"]]
         self._paths, self._path_offsets = arrays["path_bytes"], arrays["path_offsets"]
-        self.sizes, self.split_ids = arrays["sizes"], arrays["split_ids"]
+        self.sizes, self.grey, self.split_ids = arrays["sizes"], arrays["grey"], arrays["split_ids"]
         self.box_offsets, self.boxes = arrays["box_offsets"], arrays["boxes"]
         self.name_ids, self.flags, self.lines = arrays["name_ids"], arrays["flags"], arrays["lines"]
 
@@ -75,7 +82,7 @@ class AnnotationIndex:
         return slice(int(self.box_offsets[row]), int(self.box_offsets[row + 1]))
 
     def ignored(self, boxes: slice | np.ndarray) -> np.ndarray:
-        """bool: rows of `boxes` marked difficult or crowd, which count neither as found nor as missed."""
+        """bool: rows of `boxes` marked difficult or crowd: in no loss, and neither found nor missed in AP."""
         return (self.flags[boxes] & (DIFFICULT | CROWD)) > 0
 
     def rows(self, split: str) -> np.ndarray:
@@ -96,17 +103,18 @@ class AnnotationIndex:
                 near = nearest(name, classes)
                 raise DataError(
                     f"class '{name}' is not in dataset.classes [{', '.join(classes)}]",
-                    f"annotation of {self.path(row)}, line {self.lines[box]}",
+                    f"annotation of {self.path(row)}" + (f", line {self.lines[box]}" if self.lines[box] else ""),
                     f"did you mean '{near}'?" if near else "add it there, or set dataset.classes=null",
                 )
         return np.array([list(classes).index(name) + 1 for name in self.names], np.int64)
 
-    def report_findings(self, at_most: int = 5) -> None:
-        """Logs what the reader found odd: the first few, and how many in all."""
-        for file, line, text in self.findings[:at_most]:
-            log.warning("%s%s: %s", file, f":{line}" if line else "", text)
-        if len(self.findings) > at_most:
-            log.warning("… and %d more findings in %d files", len(self.findings) - at_most, len({f[0] for f in self.findings}))
+    def report_findings(self) -> None:
+        """Logs what the reader found odd: each kind once, how often, and the first case."""
+        for finding in self.findings:
+            if finding.kind in _SAID_WHOLE:
+                log.info(finding.text)
+        for line in summary(f for f in self.findings if f.kind not in _SAID_WHOLE):
+            log.warning(line)
 
     def describe(self, split: str) -> str:
         """One line of counts: pictures, defect-free ones, boxes by class."""
@@ -118,27 +126,56 @@ class AnnotationIndex:
         return f"{len(rows)} pictures ({int((counts == 0).sum())} without defects), {counts.sum()} boxes: {by_class}"
 
 
-def open_index(dataset: DatasetConfig, cache_dir: str | Path) -> AnnotationIndex:
+def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = True) -> AnnotationIndex:
     """The index of a data set as it is on disk now: from `cache_dir` if that is current, else built.
 
-    Raises DataError for whatever is wrong with the data, with file and line.
+    Raises DataError for whatever is wrong with the data, with file and line; without `refuse` only where nothing can
+    be read at all, and the rest are findings.
     """
     if dataset.format == "synthetic":
         dataset = replace(dataset, root=str(synthetic_root(dataset.synthetic, cache_dir)))
     current = stamp(dataset)
-    settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic")}
+    settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic", "strict", "leak")}
+    if dataset.format in ("yolo", "auto"):
+        settings["classes"] = dataset.classes  # these may stand for the names that a data.yaml lacks
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12).hexdigest()
     file = Path(cache_dir) / "index" / f"{key}.idx"
+    index = None
     try:
         index = AnnotationIndex(file)
-        if index.stamp == current:
-            return index
     except FileNotFoundError:
         pass
-    except (ValueError, KeyError, OSError) as e:
+    except (ValueError, KeyError, TypeError, OSError) as e:
         log.warning("index %s is damaged (%s): built anew", file, e)
-    _write(file, *build(dataset, current))
-    return AnnotationIndex(file)
+    if index is None or index.stamp != current:
+        _write(file, *build(dataset, current))
+        index = AnnotationIndex(file)
+    if refuse:
+        _refuse(index, dataset.strict)
+    return index
+
+
+def summary(findings: Iterable[Finding]) -> list[str]:
+    """One line for each kind of finding: how many, in how many files, and the first of them."""
+    kinds: dict[str, list[Finding]] = {}
+    for f in findings:
+        kinds.setdefault(f.kind, []).append(f)
+    return [f"{kind}: " + (f"{len(some)} in {len({f.file for f in some})} files, first " if len(some) > 1 else "")
+            + f"{some[0].where()}: {some[0].text}".removeprefix(": ") for kind, some in kinds.items()]
+
+
+def _refuse(index: AnnotationIndex, strict: bool) -> None:
+    """Raises DataError for the first kind of error, naming the first of its places."""
+    refused = [f for f in index.findings if f.level == ERROR or (strict and f.level == DROPPED)]
+    if not refused:
+        return
+    first = refused[0]
+    same = [f for f in refused if f.kind == first.kind]
+    more = f" (the same in {', '.join(f.where() for f in same[1:8])}{' …' if len(same) > 8 else ''}: {len(same)} in all)" if same[1:] else ""
+    others = f"; {len(refused) - len(same)} findings of other kinds" if len(refused) > len(same) else ""
+    strictly = "dataset.strict: " if first.level == DROPPED else ""
+    raise DataError(f"{strictly}{first.text}{more}{others}", index.root / first.where() if first.file else index.root,
+                    f"{first.fix}; task=check lists every finding" if first.fix else "task=check lists every finding")
 
 
 def synthetic_root(cfg: SyntheticConfig, cache_dir: str | Path) -> Path:
@@ -157,36 +194,54 @@ def synthetic_root(cfg: SyntheticConfig, cache_dir: str | Path) -> Path:
 
 
 def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[str, np.ndarray]]:
-    """Reads every annotation and picture header; returns the header and the arrays of an index."""
+    """Reads every annotation and picture header; returns the header and the arrays of an index.
+
+    With dataset.bad_images=skip every picture is also decoded once, and those that fail are left out: deciding it
+    here keeps the number of batches, and every rank's share, the same whatever is broken.
+    """
     reader = open_reader(dataset)
     n = len(reader.images)
-    chunks = [range(i, min(i + _CHUNK, n)) for i in range(0, n, _CHUNK)]
-    if n >= _PARALLEL_FROM and (os.cpu_count() or 1) > 1:
+    decode = dataset.bad_images == "skip"
+    workers = os.cpu_count() or 1
+    if n >= (_PARALLEL_DECODING_FROM if decode else _PARALLEL_FROM) and workers > 1:
+        chunk = min(_CHUNK, -(-n // (4 * workers)))
         # Spawned, since a fork of a process that may hold threads and CUDA is not safe; this package's readers
         # import no torch, so a process starts in half a second.
-        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), _keep, (reader,)) as pool:
-            parts = list(pool.map(_flatten_kept, chunks))
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep, (reader,)) as pool:
+            parts = list(pool.map(_flatten_kept, [range(i, min(i + chunk, n)) for i in range(0, n, chunk)]))
     else:
-        parts = [_flatten(reader, chunk) for chunk in chunks]
+        parts = [_flatten(reader, range(n))]
 
+    kept = np.concatenate([p["kept"] for p in parts]) if n else np.zeros(0, bool)
+    images = [image for image, keep in zip(reader.images, kept) if keep]
+    given = [split for split, keep in zip(reader.splits, kept) if keep]
+    findings = [*reader.findings, *(f for p in parts for f in p["findings"])]
     names = sorted({name for part in parts for name in part["names"]})
-    splits = sorted(set(reader.splits))
     where = {name: i for i, name in enumerate(names)}
+    name_ids = np.array([where[name] for p in parts for name in p["names"]], np.int32)
     boxes_per_picture = np.concatenate([p["counts"] for p in parts])
-    encoded = [image.encode("utf-8", "surrogateescape") for image in reader.images]
+    has_class = np.zeros((len(images), len(names)), bool)
+    has_class[np.repeat(np.arange(len(images)), boxes_per_picture), name_ids] = True
+    assigned, more = settle_splits(images, given, has_class, dataset.split)
+    if not images:
+        more = [Finding(ERROR, "nothing-left", "", 0, "no picture is left that can be used", "see the other findings")]
+
+    splits = sorted(set(assigned))
+    encoded = [image.encode("utf-8", "surrogateescape") for image in images]
     arrays = {
         "path_bytes": np.frombuffer(b"".join(encoded), np.uint8),
-        "path_offsets": _offsets(np.array([len(e) for e in encoded])),
+        "path_offsets": _offsets(np.array([len(e) for e in encoded], np.int64)),
         "sizes": np.concatenate([p["sizes"] for p in parts]),
-        "split_ids": np.array([splits.index(s) for s in reader.splits], np.uint8),
+        "grey": np.concatenate([p["grey"] for p in parts]),
+        "split_ids": np.array([splits.index(s) for s in assigned], np.uint8),
         "box_offsets": _offsets(boxes_per_picture),
         "boxes": np.concatenate([p["boxes"] for p in parts]),
-        "name_ids": np.array([where[name] for p in parts for name in p["names"]], np.int32),
+        "name_ids": name_ids,
         "flags": np.concatenate([p["flags"] for p in parts]),
         "lines": np.concatenate([p["lines"] for p in parts]),
     }
-    findings = [*reader.findings, *(f for p in parts for f in p["findings"])]
-    header = {"root": str(dataset.root), "stamp": stamp_before, "names": names, "splits": splits, "findings": findings}
+    header = {"root": str(dataset.root), "stamp": stamp_before, "names": names, "splits": splits, "classes": reader.classes,
+              "findings": findings + more}
     return header, arrays
 
 
@@ -203,15 +258,34 @@ def _flatten_kept(rows: range) -> dict:
 
 
 def _flatten(reader: Reader, rows: range) -> dict:
-    records = [reader.read(i) for i in rows]
+    """The records of some pictures as arrays, without the pictures that cannot be read: those are findings."""
+    records: list[Record] = []
+    kept = np.ones(len(rows), bool)
+    findings: list[Finding] = []
+    skip = reader.dataset.bad_images == "skip"
+    for k, i in enumerate(rows):
+        try:
+            record = reader.read(i)
+            if skip:
+                read_image(reader.folder.path(record.image), record.header[:2], record.header.grey)
+        except PictureError as error:
+            kept[k] = False
+            what, _, fix = error.args
+            findings.append(Finding(DROPPED if skip else ERROR, "picture-bad", reader.images[i], 0,
+                                    what + ": left out" * skip, fix))
+        else:
+            records.append(record)
+            findings += record.findings
     return {
-        "sizes": np.array([(r.width, r.height) for r in records], np.int32).reshape(-1, 2),
+        "kept": kept,
+        "sizes": np.array([r.header[:2] for r in records], np.int32).reshape(-1, 2),
+        "grey": np.array([r.header.grey for r in records], bool),
         "counts": np.array([len(r.names) for r in records], np.int64),
-        "boxes": np.concatenate([r.boxes for r in records]),
-        "flags": np.concatenate([r.flags for r in records]),
-        "lines": np.concatenate([r.lines for r in records]),
+        "boxes": np.concatenate([np.zeros((0, 4), np.float32), *(r.boxes for r in records)]),
+        "flags": np.concatenate([np.zeros(0, np.uint8), *(r.flags for r in records)]),
+        "lines": np.concatenate([np.zeros(0, np.int32), *(r.lines for r in records)]),
         "names": [name for r in records for name in r.names],
-        "findings": [f for r in records for f in r.findings],
+        "findings": findings,
     }
 
 

@@ -2,34 +2,95 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
-from weldtrain.formats import voc
-from weldtrain.formats.record import Reader
+from weldtrain.formats import coco, table, voc, yolo
+from weldtrain.formats.files import Folder, read_text, stamp_files
+from weldtrain.formats.record import NOTE, Finding, Reader
 
-# The synthetic data set is written in the layout of welding_v2.
+# welding_v2 and the synthetic set are VOC in the article's layout: their configs name its folders and its CSV.
 _READERS: dict[str, type[Reader]] = {
-    "welding_v2": voc.WeldingV2,
-    "synthetic": voc.WeldingV2,
+    "welding_v2": voc.Voc, "synthetic": voc.Voc, "voc": voc.Voc, "yolo": yolo.Yolo, "coco": coco.Coco, "csv": table.Table,
 }
+_ARTICLE = {"images": "images", "annotations": "annotations", "split_csv": "train_val_test_split.csv"}
 
 
 def open_reader(dataset: DatasetConfig) -> Reader:
-    """The reader for `dataset.format`. Raises DataError if `dataset.root` is no folder."""
-    _check_root(dataset)
-    return _READERS[dataset.format](dataset)
+    """The reader for `dataset.format`; `auto` is recognised first. Raises DataError if `dataset.root` holds no such data."""
+    root = _root(dataset)
+    folder = Folder(root, dataset.images)
+    if not folder.pictures:
+        found = Counter(Path(n).suffix.lower() for n in folder.names) + folder.strange
+        raise DataError("no pictures", root / (dataset.images or ""), "found there: " + (
+            ", ".join(f"{n} {suffix}" for suffix, n in found.most_common(6)) or "no file of data at all"))
+    notes = []
+    if dataset.format == "auto":
+        dataset, why = recognise(folder, dataset)
+        notes.append(Finding(NOTE, "recognised", "", 0, why))
+    reader = _READERS[dataset.format](folder, dataset)
+    reader.findings[:0] = notes
+    return reader
+
+
+def recognise(folder: Folder, dataset: DatasetConfig) -> tuple[DatasetConfig, str]:
+    """The settings with the format that the folder is in, and why it was taken for that. Raises DataError if for none."""
+    found: dict[str, str] = {}
+    xml, text = folder.ending((".xml",)), folder.ending((".txt",))
+    split_csv = next((n for n in folder.names if n.lower() == _ARTICLE["split_csv"]), "")
+    if xml and split_csv:
+        found["welding_v2"] = f"{len(xml)} .xml files and {split_csv}"
+    described, content = yolo.find_yaml(folder)
+    if described and any(content.get(k) for k in ("train", "val", "test", "path")):
+        found["yolo"] = described
+    if xml:
+        found["voc"] = f"{len(xml)} .xml files, such as {xml[0]}"
+    if tables := [n for n in folder.ending((".json",)) if coco.is_coco(folder, n)]:
+        found["coco"] = " and ".join(tables[:3])
+    if labels := _labels(folder, text):
+        found.setdefault("yolo", f"rows of numbers in {labels}")
+    if tables := [n for n in folder.ending((".csv",)) if table.has_boxes(folder, n)]:
+        found["csv"] = " and ".join(tables[:3])
+    if not found:
+        kinds = Counter(Path(n).suffix.lower() for n in folder.names)
+        raise DataError("holds no annotations of a known format", folder.root,
+                        f"found {', '.join(f'{n} {suffix}' for suffix, n in kinds.most_common(6))}; known are Pascal VOC (.xml), "
+                        "YOLO (.txt), COCO (.json), and .csv with image,x1,y1,x2,y2,class")
+    name, reason = next(iter(found.items()))
+    others = [f"{other} ({what}): dataset={other}" for other, what in found.items() if other != name
+              and (name, other) != ("welding_v2", "voc")]
+    why = f"dataset=auto: read as {name}, because of {reason}" + (f"; there is also {'; '.join(others)}" if others else "")
+    given = {k: getattr(dataset, k) or v for k, v in _ARTICLE.items()} if name == "welding_v2" else {}
+    if given and not all(folder.has_folder(given[k]) for k in ("images", "annotations")):
+        given = {"split_csv": given["split_csv"]}
+    return replace(dataset, format=name, **given), why
 
 
 def stamp(dataset: DatasetConfig) -> str:
-    """A digest of the state of every file that the reader would read. Parses nothing."""
-    _check_root(dataset)
-    return _READERS[dataset.format].stamp(dataset)
+    """A digest of the state of every file that the reader might read. Parses nothing."""
+    root = _root(dataset)
+    return stamp_files([root, root / dataset.split_csv] if dataset.split_csv else [root])
 
 
-def _check_root(dataset: DatasetConfig) -> None:
+def _labels(folder: Folder, text: list[str]) -> str:
+    """The first text that has a picture's stem and the look of a YOLO label."""
+    stems = {p.rpartition("/")[2].rpartition(".")[0].casefold() for p in folder.pictures}
+    own = [n for n in text if n.rpartition("/")[2][:-4].casefold() in stems]
+    for name in own[:200]:  # the first few may be empty: pictures without defects
+        try:
+            if yolo.looks_like_labels(read_text(folder.path(name))):
+                return name
+        except DataError:
+            continue
+    return ""
+
+
+def _root(dataset: DatasetConfig) -> Path:
     root = Path(dataset.root or "")
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "no such folder"
         raise DataError(what, f"dataset.root={root}", "give the folder that holds your pictures and annotations")
+    return root

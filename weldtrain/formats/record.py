@@ -1,26 +1,40 @@
-"""The one record that every format is read into, and what all formats share: picture sizes, sound boxes, file stamps."""
+"""The one record that every format is read into, the findings made on the way, and what all readers share."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
 
-from weldtrain.errors import DataError
+from weldtrain.config import DatasetConfig
+from weldtrain.formats.files import Folder
+from weldtrain.formats.pictures import Header, picture_header
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp")
 DIFFICULT = 1
 CROWD = 2
-# An edge that is less than this many pixels long is no box: cases 2 and 27 (zero after rounding or resizing).
+# An edge that is less than this many pixels long is no box: zero after rounding or resizing.
 MIN_SIDE_PX = 0.5
-_TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+
+# Levels of a finding. What is DROPPED is refused under dataset.strict.
+ERROR = "error"
+DROPPED = "dropped"
+NOTE = "note"
+
+
+class Finding(NamedTuple):
+    """Something about the data that its owner should know. `kind` is a word to filter by; `file` is below the root."""
+
+    level: str
+    kind: str
+    file: str
+    line: int
+    text: str
+    fix: str = ""
+
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 class Box(NamedTuple):
@@ -30,14 +44,15 @@ class Box(NamedTuple):
     name: str
     line: int
     flags: int = 0
+    called: str = ""  # what its file calls it, where a line number says too little
 
 
-class Finding(NamedTuple):
-    """Something about the data that its owner should know. It never stops the run."""
+class Size(NamedTuple):
+    """What an annotation claims of its picture's size. The picture itself decides; a difference is a finding."""
 
-    file: str
+    width: float
+    height: float
     line: int
-    text: str
 
 
 @dataclass
@@ -45,9 +60,7 @@ class Record:
     """What is known of one picture. Boxes are float32 [n,4] x1,y1,x2,y2 in pixels of the upright decoded image."""
 
     image: str
-    width: int
-    height: int
-    split: str
+    header: Header
     source: str
     boxes: np.ndarray
     names: list[str]
@@ -56,45 +69,108 @@ class Record:
     findings: list[Finding] = field(default_factory=list)
 
 
-class Reader(Protocol):
-    """A folder of one format. Must pickle, so that records can be read in several processes."""
+class Reader:
+    """A folder in one format: which pictures, each with its annotation file and split. Pickles, to read in many processes.
 
-    images: list[str]
-    findings: list[Finding]
+    images, sources and splits run side by side, sorted by picture; a source is "" where there is no annotation, a
+    split "" where the data assigns none. `classes` are the names that the format declares, in its order.
+    """
 
-    @staticmethod
-    def stamp(dataset: object) -> str:
-        """A digest that changes whenever any file that records are read from does. Cheap: it parses nothing."""
+    def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
+        self.folder, self.dataset = folder, dataset
+        self.images: list[str] = []
+        self.sources: list[str] = []
+        self.splits: list[str] = []
+        self.findings: list[Finding] = []
+        self.classes: list[str] = []
+
+    def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:
+        """What the annotation of `images[i]`, of that size, says. Never raises for what a file holds: that is a finding."""
+        raise NotImplementedError
 
     def read(self, i: int) -> Record:
-        """The record of `images[i]`. Raises DataError with file and line."""
+        """The record of `images[i]`. Raises PictureError for a picture that cannot be read."""
+        header = picture_header(self.folder.path(self.images[i]), self.dataset.max_megapixels)
+        return make_record(self.images[i], header, self.sources[i], self.annotations(i, header), self.dataset)
+
+    def match(self, pictures: Iterable[str], annotations: Sequence[str]) -> dict[str, str]:
+        """Picture -> its annotation file, by name and place; what stays unclear or unused becomes a finding."""
+        pictures = list(pictures)
+        pairs, unclear = self.folder.pair(pictures, annotations)
+        self.findings += [Finding(ERROR, "pair-unclear", name, 0, f"may belong to {' or '.join(others)}",
+                                  "rename or remove all but one") for name, others in unclear]
+        stray = sorted(set(annotations) - set(pairs.values()) - {name for _, others in unclear for name in others})
+        if stray:
+            self.findings.append(Finding(NOTE, "annotation-unused", stray[0], 0,
+                                         f"{len(stray)} annotation files belong to no picture that is used"))
+        return pairs
+
+    def settle(self, chosen: dict[str, tuple[str, str]], where: str) -> None:
+        """Takes `picture -> (annotation or "", split or "")` and applies dataset.missing to those without annotation.
+
+        `where` is the place in which annotations were looked for.
+        """
+        bare = [image for image in sorted(chosen) if not chosen[image][0]]
+        missing = self.dataset.missing
+        if bare and len(bare) == len(chosen):
+            missing = "error"  # the wrong place, rather than a data set of perfect welds
+        if bare and missing == "error":
+            self.findings += [
+                Finding(ERROR, "annotation-missing", image, 0, f"no annotation in {where or self.folder.root}",
+                        "a picture without defects has an empty one; or set dataset.missing=negative or skip")
+                for image in bare]
+        elif bare:
+            fate = "used as defect-free" if missing == "negative" else "left out"
+            self.findings += [Finding(NOTE if missing == "negative" else DROPPED, "annotation-missing", image, 0,
+                                      f"no annotation: {fate}") for image in bare]
+        # Sorted, so that no file's or file system's order changes a run.
+        for image in sorted(chosen):
+            source, split = chosen[image]
+            if source or missing != "skip":
+                self.images.append(image)
+                self.sources.append(source)
+                self.splits.append(split)
+        self.findings += self.folder.notes()
+
+    def unlisted(self, listed: Iterable[str], by: str) -> None:
+        """Counts the pictures that the data's own list does not name: they are not used."""
+        rest = sorted(set(self.folder.pictures) - set(listed))
+        if rest:
+            self.findings.append(Finding(NOTE, "picture-unlisted", rest[0], 0, f"{len(rest)} pictures are not in {by}: not used"))
 
 
-def make_record(root: Path, image: str, split: str, source: str, boxes: Iterable[Box]) -> Record:
-    """Takes the picture's true size, clips the boxes to it, and drops with a finding those that enclose nothing.
+def make_record(
+    image: str, header: Header, source: str, items: Iterable[Box | Size | Finding], dataset: DatasetConfig
+) -> Record:
+    """Clips the boxes to the picture and drops with a finding those that enclose nothing.
 
-    Raises DataError for a picture that cannot be read and for a coordinate that is no finite number.
+    With `dataset.one_based` the first pixel of the file's coordinates is 1 and a box includes its last pixel: 1 is
+    taken from the upper left corner alone.
     """
-    width, height = picture_size(root / image)
-    findings: list[Finding] = []
+    findings: list[Finding] = [] if header.pages == 1 else [
+        Finding(NOTE, "picture-pages", image, 0, f"holds {header.pages} pages: the first is used")]
     kept: list[Box] = []
-    for number, box in enumerate(boxes, 1):
-        if not np.isfinite(box.corners).all():
-            # Before any clamp: max(0, nan) is 0, and a broken box would become a large one.
-            raise DataError(
-                f"object {number} ({box.name}) has coordinates {_text(box.corners)}", f"{root / source}:{box.line}",
-                "every coordinate must be a finite number",
-            )
-        x1, y1, x2, y2 = box.corners
-        clipped = (max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height)))
-        if clipped[2] - clipped[0] < MIN_SIDE_PX or clipped[3] - clipped[1] < MIN_SIDE_PX:
-            reason = "encloses nothing" if x2 - x1 < MIN_SIDE_PX or y2 - y1 < MIN_SIDE_PX else \
-                f"lies outside the picture of {width}x{height}"
-            findings.append(Finding(source, box.line, f"object {number} ({box.name}) {_text(box.corners)} {reason}: dropped"))
-        else:
-            kept.append(box._replace(corners=clipped))
+    seen: dict[tuple, Box] = {}
+    for number, item in enumerate((i for i in items if not _noted(i, source, header, findings)), 1):
+        box = item._replace(called=f"{item.called or f'object {number}'} ({item.name})")
+        if dataset.difficult == "use":
+            box = box._replace(flags=box.flags & ~DIFFICULT)
+        if dataset.one_based:
+            x1, y1, x2, y2 = box.corners
+            box = box._replace(corners=(x1 - 1, y1 - 1, x2, y2))
+        clipped, fault = _clip(box.corners, header)
+        if fault:
+            findings.append(Finding(DROPPED, fault[0], source, box.line, f"{box.called} {_text(box.corners)} {fault[1]}: dropped",
+                                    "correct or delete it"))
+            continue
+        kept.append(box._replace(corners=clipped))
+        twin = seen.setdefault(clipped, box)
+        if twin is not box:
+            kind = "box-twice" if twin.name == box.name else "box-two-classes"
+            findings.append(Finding(NOTE, kind, source, box.line, f"{box.called} has the corners of {twin.called}: both kept",
+                                    "delete one of them"))
     return Record(
-        image=image, width=width, height=height, split=split, source=source,
+        image=image, header=header, source=source,
         boxes=np.array([b.corners for b in kept], np.float32).reshape(-1, 4),
         names=[b.name for b in kept],
         flags=np.array([b.flags for b in kept], np.uint8),
@@ -103,87 +179,33 @@ def make_record(root: Path, image: str, split: str, source: str, boxes: Iterable
     )
 
 
-def picture_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels of the picture as a viewer shows it (EXIF applied), from its header alone."""
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation) in _TRANSPOSED
-            # Pillow has swapped the sides of a turned TIFF already.
-            return (height, width) if turned and image.format != "TIFF" else (width, height)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, struct.error, ValueError) as e:
-        raise unreadable(path, e) from None
+def _noted(item: Box | Size | Finding, source: str, header: Header, findings: list[Finding]) -> bool:
+    """True for what is no box; a claimed size that is not the picture's becomes a finding."""
+    if isinstance(item, Finding):
+        findings.append(item)
+    elif isinstance(item, Size):
+        claimed, true = (item.width, item.height), (header.width, header.height)
+        if min(claimed) > 0 and claimed != true:  # zero is what tools write that never opened the picture
+            turned = claimed == true[::-1]
+            findings.append(Finding(
+                NOTE, "size-transposed" if turned else "size-differs", source, item.line,
+                f"says {claimed[0]:g}x{claimed[1]:g}, the picture is {true[0]}x{true[1]}" + (" as a viewer shows it" if turned else ""),
+                "were the boxes drawn on the picture as it lies in the file?" if turned else
+                "was the picture resized after its boxes were drawn?"))
+    return not isinstance(item, Box)
 
 
-def unreadable(path: Path, cause: object = "") -> DataError:
-    """The error for a file that holds no readable picture, by what can be seen from outside."""
-    if path.is_dir():
-        what = "is a folder, not a picture"
-    elif not os.path.exists(path):
-        return DataError("no such picture", path, "a broken link? Remove it from the split file or restore it")
-    elif not os.access(path, os.R_OK):
-        what = "may not be read (permission denied)"
-    elif path.stat().st_size == 0:
-        what = "is empty (0 bytes)"
-    elif path.read_bytes()[:256].lstrip()[:1] == b"<":
-        what = "is not a picture but a page of HTML or XML"
-    else:
-        what = f"cannot be read as a picture ({cause})" if str(cause) else "cannot be read as a picture"
-    return DataError(what, path, "replace the file or take it out of the split file")
-
-
-def stamp_files(paths: Iterable[Path]) -> str:
-    """A digest of the names and states of files and of all that folders hold, however deep.
-
-    A state is size, modification and change time, and inode: the change time cannot be set back, so an edit that
-    keeps size and date is seen. Costs one stat a file.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        digest.update(os.fsencode(path) + b"\0")
-        if path.is_dir():
-            found = sorted((name, _status(entry)) for name, entry in _walk(str(path)))
-            digest.update(os.fsencode("\0".join(name for name, _ in found)))
-            digest.update(b"".join(status for _, status in found))
-        elif path.exists():
-            digest.update(_status(path))
-    return digest.hexdigest()
-
-
-def list_files(folder: Path) -> list[str]:
-    """Every data file under `folder` as a relative path with `/`, sorted."""
-    return sorted(name for name, _ in _walk(str(folder)))
-
-
-def _status(file: os.DirEntry[str] | Path) -> bytes:
-    try:
-        st = file.stat()
-    except OSError:  # a link that leads nowhere is a state too
-        return bytes(32)
-    return struct.pack("<4Q", st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
-
-
-def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Files below `folder`, links followed but never in a circle; dot-files and `__MACOSX` are no data."""
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    try:
-        entries = os.scandir(folder)
-    except OSError as e:
-        raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
-    with entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
-                continue
-            try:
-                is_folder = entry.is_dir()
-            except OSError:  # a link to itself
-                is_folder = False
-            if is_folder:
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", above | {real})
-            else:
-                yield prefix + entry.name, entry
+def _clip(corners: Sequence[float], header: Header) -> tuple[tuple[float, ...], tuple[str, str] | None]:
+    # Before any clamp: max(0, nan) is 0, and a broken box would become a large one.
+    if not all(-np.inf < c < np.inf for c in corners):
+        return (), ("box-not-finite", "is no finite number")
+    x1, y1, x2, y2 = corners
+    if x2 - x1 < MIN_SIDE_PX or y2 - y1 < MIN_SIDE_PX:
+        return (), ("box-empty", "encloses nothing")
+    clipped = (max(x1, 0.0), max(y1, 0.0), min(x2, float(header.width)), min(y2, float(header.height)))
+    if clipped[2] - clipped[0] < MIN_SIDE_PX or clipped[3] - clipped[1] < MIN_SIDE_PX:
+        return (), ("box-outside", f"lies outside the picture of {header.width}x{header.height}")
+    return clipped, None
 
 
 def _text(corners: Iterable[float]) -> str:

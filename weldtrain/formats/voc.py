@@ -1,138 +1,115 @@
-"""Pascal VOC XML, and the article's layout: images/, annotations/*.xml, train_val_test_split.csv."""
+"""Pascal VOC XML: trees with Annotations, JPEGImages and ImageSets, the article's layout, or XML anywhere beside pictures."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lxml import etree
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
-from weldtrain.formats.record import DIFFICULT, IMAGE_SUFFIXES, Box, Finding, Record, list_files, make_record, stamp_files
-from weldtrain.formats.splits import read_split_csv
+from weldtrain.formats.files import Folder
+from weldtrain.formats.pictures import Header
+from weldtrain.formats.record import DIFFICULT, ERROR, Box, Finding, Reader, Size
+from weldtrain.formats.splits import own_splits
 
 MAX_XML_BYTES = 32 * 2**20
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-class WeldingV2:
-    """The article's layout. A picture and its XML share their stem; the split file decides what is read."""
+class Voc(Reader):
+    """A picture and its XML share their stem; nothing that the XML says of file names is used."""
 
-    def __init__(self, dataset: DatasetConfig) -> None:
-        self.root = Path(dataset.root)
-        self.images: list[str] = []
-        self.annotations: list[str | None] = []
-        self.splits: list[str] = []
-        split_csv = self.root / dataset.split_csv
-        splits, self.findings = read_split_csv(split_csv)
-        pictures = _by_stem(_folder(self.root, dataset, "images"), IMAGE_SUFFIXES)
-        xml = _by_stem(_folder(self.root, dataset, "annotations"), (".xml",))
+    def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
+        super().__init__(folder, dataset)
+        where = folder.folder(dataset.annotations, "annotations") if dataset.annotations else folder.has_folder("Annotations")
+        xml = folder.ending((".xml",), where)
+        if not xml:
+            raise DataError("no .xml file", folder.path(where), "set dataset.annotations, or choose dataset=auto")
+        splits, by, found = own_splits(folder, dataset.split_csv)
+        self.findings += found
+        # Beside JPEGImages a VOC tree holds masks, which are pictures too.
+        below = folder.images or folder.has_folder("JPEGImages")
+        pictures = sorted(splits) if splits is not None else [p for p in folder.pictures if p.startswith(f"{below}/" if below else "")]
+        if splits is not None:
+            self.unlisted(splits, by)
+        pairs = self.match(pictures, xml)
+        self.settle({p: (pairs.get(p, ""), splits[p] if splits is not None else "") for p in pictures}, where)
 
-        chosen: dict[str, tuple[str, str, str | None]] = {}
-        lost: list[str] = []
-        bare: list[str] = []
-        for image_id, (split, line) in splits.items():
-            stem, found = _find(image_id, pictures)
-            if not found:
-                lost.append(f"'{image_id}' (line {line})")
-                continue
-            if len(found) > 1:
-                raise DataError(f"'{image_id}' may mean {' or '.join(found)}", f"{split_csv}:{line}",
-                                "write the file name with its extension, or remove one of the two")
-            annotation = next(iter(_find(stem, xml)[1]), None)
-            if annotation is None:
-                bare.append(found[0])
-                if dataset.missing == "skip":
-                    continue
-            earlier = chosen.setdefault(found[0], (image_id, split, annotation))
-            if earlier[1] != split:
-                raise DataError(f"'{image_id}' and '{earlier[0]}' are the same picture, in {split} and {earlier[1]}",
-                                f"{split_csv}:{line}", "a picture belongs to one split")
-        if lost:
-            raise DataError(f"no picture for {_some(lost)} of {len(splits)} ids", split_csv,
-                            f"looked in {self.root / dataset.images} for {' '.join(IMAGE_SUFFIXES)}, in any case")
-        if not chosen and not bare:
-            raise DataError("lists no picture", split_csv, "expected lines such as 001,train")
-        if bare and (dataset.missing == "error" or len(bare) == len(splits)):
-            raise DataError(f"no annotation file for {_some(bare)} of {len(splits)} pictures", self.root / dataset.annotations,
-                            "a picture without defects has an XML without objects; or set dataset.missing=negative or skip")
-        # Sorted, so that neither the split file's order nor the file system's changes a run.
-        for image in sorted(chosen):
-            _, split, annotation = chosen[image]
-            self.images.append(f"{dataset.images}/{image}")
-            self.splits.append(split)
-            self.annotations.append(annotation and f"{dataset.annotations}/{annotation}")
-        self._note(dataset, split_csv, bare, pictures)
-
-    def _note(self, dataset: DatasetConfig, split_csv: Path, bare: list[str], pictures: dict[str, list[str]]) -> None:
-        if bare:
-            fate = "used as defect-free" if dataset.missing == "negative" else "left out"
-            self.findings.append(Finding(dataset.annotations, 0, f"{len(bare)} pictures have no annotation file: {fate}"))
-        unlisted = sum(map(len, pictures.values())) - len(self.images) - (len(bare) if dataset.missing == "skip" else 0)
-        if unlisted > 0:
-            self.findings.append(Finding(split_csv.name, 0, f"{unlisted} pictures are in no split: not used"))
-
-    @staticmethod
-    def stamp(dataset: DatasetConfig) -> str:
-        root = Path(dataset.root)
-        return stamp_files([root / dataset.split_csv, root / dataset.images, root / dataset.annotations])
-
-    def read(self, i: int) -> Record:
-        annotation = self.annotations[i]
-        boxes = read_voc(self.root / annotation) if annotation else ()
-        return make_record(self.root, self.images[i], self.splits[i], annotation or "", boxes)
+    def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:
+        return read_voc(self.folder.path(self.sources[i]), self.sources[i]) if self.sources[i] else iter(())
 
 
-def read_voc(path: Path) -> list[Box]:
-    """The objects of one Pascal VOC file: name, bndbox (floats allowed), difficult, line number.
+def read_voc(path: Path, source: str) -> Iterator[Box | Size | Finding]:
+    """What a Pascal VOC file says: size, and each object's name, bndbox (floats allowed), difficult and line number.
 
-    Tags are found by name, in any order, and only as direct children. Any declared encoding is read; files that
-    declare entities are refused. Raises DataError with file and line.
+    Tags are found by name, in any order, and only as direct children. Any declared encoding is read. What is wrong is
+    a finding in `source`; files that declare entities are refused.
     """
+    def wrong(kind: str, line: int, text: str, fix: str) -> Finding:
+        return Finding(ERROR, kind, source, line, text, fix)
+
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.stat().st_size <= MAX_XML_BYTES else None
     except OSError as e:
-        raise DataError(f"cannot be read ({e.strerror})", path, "restore the file or its permissions") from None
-    if len(data) > MAX_XML_BYTES:
-        raise DataError(f"is larger than {MAX_XML_BYTES >> 20} MB", path, "this is no annotation of one picture")
+        yield wrong("xml-unreadable", 0, f"cannot be read ({e.strerror})", "restore the file or its permissions")
+        return
+    if data is None:
+        yield wrong("xml-unreadable", 0, f"is larger than {MAX_XML_BYTES >> 20} MB", "this is no annotation of one picture")
+        return
     try:
         root = etree.fromstring(data, _parser())
     except (etree.XMLSyntaxError, ValueError, LookupError) as e:
-        raise _broken_xml(path, data, e) from None
+        yield wrong(*_broken_xml(data, e))
+        return
     dtd = root.getroottree().docinfo.internalDTD
     if dtd is not None and next(dtd.iterentities(), None) is not None:
-        raise DataError("declares XML entities, which are refused", path, "an annotation needs none; export it anew")
-    return list(_objects(root, path))
-
-
-def _objects(root: etree._Element, path: Path) -> Iterator[Box]:
+        yield wrong("xml-entities", 0, "declares XML entities, which are refused", "an annotation needs none; export it anew")
+        return
+    if root.tag != "annotation" and not any(root.find(tag) is not None for tag in ("object", "size", "filename")):
+        yield wrong("xml-not-voc", 0, f"is no Pascal VOC annotation: its root is <{root.tag}>", "export it as Pascal VOC")
+        return
+    if (size := root.find("size")) is not None:
+        numbers = [_number(size.findtext(side)) for side in ("width", "height")]
+        if all(n is not None and 0 < n < 1e9 for n in numbers):
+            yield Size(*numbers, size.sourceline)
     for number, element in enumerate(root.findall("object"), 1):
-        where = f"{path}:{element.sourceline}"
-        name = (element.findtext("name") or "").strip()
-        if not name:
-            raise DataError(f"object {number} has no <name>", where, "give it a class")
-        bndbox = element.find("bndbox")
-        if bndbox is None:
-            raise DataError(f"object {number} ({name}) has no <bndbox>", where, "only boxes can be trained on")
-        corners = tuple(_number(bndbox, tag, path) for tag in _CORNERS)
+        yield from _object(element, number, wrong)
+
+
+def _object(element: etree._Element, number: int, wrong) -> Iterator[Box | Finding]:
+    line = element.sourceline
+    name = (element.findtext("name") or "").strip()
+    bndbox = element.find("bndbox")
+    if not name:
+        yield wrong("class-missing", line, f"object {number} has no <name>", "give it a class")
+        return
+    if bndbox is None:
+        yield wrong("box-missing", line, f"object {number} ({name}) has no <bndbox>", "only boxes can be trained on")
+        return
+    corners = []
+    for tag in _CORNERS:
+        child = bndbox.find(tag)
+        value = _number(child.text) if child is not None else None
+        if child is None:
+            yield wrong("box-missing", bndbox.sourceline, f"<bndbox> of object {number} ({name}) has no <{tag}>",
+                        "a box needs xmin, ymin, xmax, ymax")
+        elif value is None:
+            yield wrong("box-not-a-number", child.sourceline, f"<{tag}> holds '{(child.text or '').strip()}'",
+                        "it must be a number of pixels")
+        else:
+            corners.append(value)
+    if len(corners) == len(_CORNERS):
         flags = DIFFICULT if (element.findtext("difficult") or "").strip().lower() in ("1", "true") else 0
-        yield Box(corners, name, element.sourceline, flags)
+        yield Box(tuple(corners), name, line, flags, f"object {number}")
 
 
-def _number(bndbox: etree._Element, tag: str, path: Path) -> float:
-    child = bndbox.find(tag)
-    if child is None:
-        raise DataError(f"<bndbox> has no <{tag}>", f"{path}:{bndbox.sourceline}", "a box needs xmin, ymin, xmax, ymax")
-    text = (child.text or "").strip()
+def _number(text: str | None) -> float | None:
     try:
-        value = float(text) if "_" not in text else math.nan  # float() takes 1_0 for 10
+        return float(text) if text is not None and "_" not in text else None  # float() takes 1_0 for 10
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"<{tag}> holds '{text}'", f"{path}:{child.sourceline}", "it must be a finite number of pixels")
-    return value
+        return None
 
 
 def _parser() -> etree.XMLParser:
@@ -140,48 +117,11 @@ def _parser() -> etree.XMLParser:
                            remove_comments=True, remove_pis=True)
 
 
-def _broken_xml(path: Path, data: bytes, error: Exception) -> DataError:
+def _broken_xml(data: bytes, error: Exception) -> tuple[str, int, str, str]:
     text = str(getattr(error, "msg", error))
     line = getattr(error, "lineno", None) or 1
     if not data.strip():
-        return DataError("is empty", path, "delete it, or save an annotation without objects for a defect-free picture")
+        return "xml-empty", 0, "is empty", "delete it, or save an annotation without objects for a defect-free picture"
     if "ncoding" in text or "not proper" in text or isinstance(error, LookupError):
-        return DataError(f"does not hold the encoding it declares ({text})", f"{path}:{line}", "save it as UTF-8")
-    return DataError(f"is not well-formed XML ({text})", f"{path}:{line}", "export it anew or mend that line")
-
-
-def _folder(root: Path, dataset: DatasetConfig, which: str) -> Path:
-    folder = root / getattr(dataset, which)
-    if not folder.is_dir():
-        near = ", ".join(sorted(p.name for p in root.iterdir() if p.is_dir())) or "no folder at all"
-        raise DataError("no such folder", folder, f"set dataset.{which}; {root} holds {near}")
-    return folder
-
-
-def _by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[str]]:
-    """Case-folded path without extension -> the files of that name, extensions compared in any case."""
-    files: dict[str, list[str]] = {}
-    for name in list_files(folder):
-        stem, dot, suffix = name.rpartition(".")
-        if dot and f".{suffix.lower()}" in suffixes:
-            files.setdefault(stem.casefold(), []).append(name)
-    return files
-
-
-def _find(image_id: str, pictures: dict[str, list[str]]) -> tuple[str, list[str]]:
-    """The stem and the pictures that an id names: `001`, `001.jpg`, `sub/001`, `./001.JPG`, dots in the stem.
-
-    On a file system that tells `A.jpg` from `a.jpg` the same spelling comes first.
-    """
-    name = PurePosixPath(image_id.replace("\\", "/")).as_posix()
-    found = pictures.get(name.casefold(), [])
-    if found:
-        return name, [p for p in found if p.rpartition(".")[0] == name] or found
-    stem = name.rpartition(".")[0]
-    found = [p for p in pictures.get(stem.casefold(), []) if p.casefold() == name.casefold()]
-    return stem, [p for p in found if p == name] or found
-
-
-def _some(names: list[str], at_most: int = 8) -> str:
-    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
-    return f"{', '.join(names[:at_most])}{more}: {len(names)}"
+        return "xml-encoding", line, f"does not hold the encoding it declares ({text})", "save it as UTF-8"
+    return "xml-broken", line, f"is not well-formed XML ({text})", "export it anew or mend that line"

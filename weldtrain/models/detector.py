@@ -10,16 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torchvision.models import get_model
-from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
+from torchvision.models.detection._utils import Matcher
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign, box_area, box_iou
 
 from weldtrain.config import ModelConfig
-from weldtrain.data.batch import Batch
+from weldtrain.data.batch import IGNORED, Batch
 from weldtrain.errors import ConfigError
 
 # ImageNet's, in RGB; what torchvision's weights were trained with.
@@ -32,9 +33,9 @@ _TRAINABLE_WITH_WEIGHTS = 3  # torchvision's default
 class Detector(nn.Module):
     """Losses in training, detections in evaluation, from a Batch whose pictures are at the model's scale already."""
 
-    def __init__(self, parts: FasterRCNN) -> None:
+    def __init__(self, backbone: BackboneWithFPN, rpn: RegionProposalNetwork, roi_heads: RoIHeads) -> None:
         super().__init__()
-        self.backbone, self.rpn, self.roi_heads = parts.backbone, parts.rpn, parts.roi_heads
+        self.backbone, self.rpn, self.roi_heads = backbone, rpn, roi_heads
         # Divisions by a tensor of three: the same rounding as torchvision's own transform.
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1), persistent=False)
@@ -53,8 +54,12 @@ class Detector(nn.Module):
         return {name.removeprefix("loss_"): loss for name, loss in (box_losses | rpn_losses).items()}
 
     def normalise(self, images: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """uint8 [B,3,H,W] to float32 of zero mean and unit variance on ImageNet, zero in the padding."""
-        out = images.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
+        """uint8 [B,3,H,W] or grey [B,1,H,W] to float32 [B,3,H,W] of zero mean and unit variance on ImageNet, zero in the
+        padding."""
+        out = images.to(torch.float32).div_(255)
+        if out.shape[1] == 1:
+            out = out.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
+        out.sub_(self.mean).div_(self.std)
         for picture, (height, width) in zip(out, sizes):
             picture[:, height:] = 0
             picture[:, :, width:] = 0
@@ -64,6 +69,44 @@ class Detector(nn.Module):
         """What evaluation returns: detections of at least this score, at most so many a picture."""
         self.roi_heads.score_thresh = score_thresh
         self.roi_heads.detections_per_img = max_detections
+
+
+class _Rpn(RegionProposalNetwork):
+    """torchvision's, except that ignored boxes are taught neither as objects nor as background."""
+
+    def assign_targets_to_anchors(self, anchors, targets):
+        labels, matched = super().assign_targets_to_anchors(anchors, targets)
+        for label, boxes, target in zip(labels, anchors, targets):
+            _spare(label, boxes, target["ignored"], self.proposal_matcher)
+        return labels, matched
+
+
+class _RoiHeads(RoIHeads):
+    """torchvision's, with the same exception."""
+
+    def select_training_samples(self, proposals, targets):
+        self._ignored = [t["ignored"] for t in targets]  # the next method is not given them
+        return super().select_training_samples(proposals, targets)
+
+    def assign_targets_to_proposals(self, proposals, gt_boxes, gt_labels):
+        matched, labels = super().assign_targets_to_proposals(proposals, gt_boxes, gt_labels)
+        for label, boxes, ignored in zip(labels, proposals, self._ignored):
+            _spare(label, boxes, ignored, self.proposal_matcher)
+        return matched, labels
+
+
+def _spare(labels: torch.Tensor, boxes: torch.Tensor, ignored: torch.Tensor, matcher: Matcher) -> None:
+    """Gives -1, which is never sampled, to the background among `boxes` [n,4] that an ignored box [m,4] claims.
+
+    It claims what would not be background were it a defect, and what lies at least half within it, as COCO counts for
+    crowds. What a defect has won stays with it.
+    """
+    if len(ignored):
+        overlap = box_iou(ignored, boxes)
+        areas = box_area(boxes)
+        shared = overlap * (areas + box_area(ignored)[:, None]) / (1 + overlap)  # from the definition of IoU
+        claimed = (matcher(overlap) != matcher.BELOW_LOW_THRESHOLD) | (shared >= 0.5 * areas).any(0)
+        labels.masked_fill_((labels == 0) & claimed, IGNORED)
 
 
 def build_detector(cfg: ModelConfig, num_classes: int) -> Detector:
@@ -77,24 +120,31 @@ def build_detector(cfg: ModelConfig, num_classes: int) -> Detector:
         box_head = FastRCNNConvFCHead((channels, 7, 7), [channels] * 4, [cfg.box_head_width], norm_layer=nn.BatchNorm2d)
     else:
         box_head = TwoMLPHead(channels * 7 * 7, cfg.box_head_width)
-    return Detector(FasterRCNN(
-        backbone,
-        num_classes=None,
-        rpn_anchor_generator=anchors,
-        rpn_head=RPNHead(channels, per_place, conv_depth=2 if deep else 1),
-        rpn_pre_nms_top_n_train=cfg.rpn_pre_nms_top_n_train,
-        rpn_pre_nms_top_n_test=cfg.rpn_pre_nms_top_n_test,
-        rpn_post_nms_top_n_train=cfg.rpn_post_nms_top_n_train,
-        rpn_post_nms_top_n_test=cfg.rpn_post_nms_top_n_test,
-        rpn_nms_thresh=cfg.rpn_nms_thresh,
-        rpn_batch_size_per_image=cfg.rpn_batch_per_image,
-        box_roi_pool=MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=cfg.roi_sampling_ratio),
-        box_head=box_head,
-        box_predictor=FastRCNNPredictor(cfg.box_head_width, num_classes + 1),
-        box_batch_size_per_image=cfg.box_batch_per_image,
-        box_positive_fraction=cfg.box_positive_fraction,
-        box_nms_thresh=cfg.box_nms_thresh,
-    ))
+    rpn = _Rpn(
+        anchors,
+        RPNHead(channels, per_place, conv_depth=2 if deep else 1),
+        fg_iou_thresh=0.7,
+        bg_iou_thresh=0.3,
+        batch_size_per_image=cfg.rpn_batch_per_image,
+        positive_fraction=0.5,
+        pre_nms_top_n={"training": cfg.rpn_pre_nms_top_n_train, "testing": cfg.rpn_pre_nms_top_n_test},
+        post_nms_top_n={"training": cfg.rpn_post_nms_top_n_train, "testing": cfg.rpn_post_nms_top_n_test},
+        nms_thresh=cfg.rpn_nms_thresh,
+    )
+    roi_heads = _RoiHeads(
+        MultiScaleRoIAlign(["0", "1", "2", "3"], output_size=7, sampling_ratio=cfg.roi_sampling_ratio),
+        box_head,
+        FastRCNNPredictor(cfg.box_head_width, num_classes + 1),
+        fg_iou_thresh=0.5,
+        bg_iou_thresh=0.5,
+        batch_size_per_image=cfg.box_batch_per_image,
+        positive_fraction=cfg.box_positive_fraction,
+        bbox_reg_weights=None,
+        score_thresh=0.05,
+        nms_thresh=cfg.box_nms_thresh,
+        detections_per_img=100,
+    )
+    return Detector(backbone, rpn, roi_heads)
 
 
 def _norm(cfg: ModelConfig) -> type[nn.Module]:

@@ -30,7 +30,7 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     model_cfg, trainer_cfg = section(state["config"], "model"), section(state["config"], "trainer")
     index = open_index(cfg.dataset, cfg.cache_dir)
     index.report_findings()
-    dataset = DetectionDataset(index, cfg.evaluate.split, classes, min_size=model_cfg.min_size, max_size=model_cfg.max_size)
+    dataset = DetectionDataset(index, cfg.evaluate.split, classes, model_cfg)
     log.info("%s: %s", cfg.evaluate.split, index.describe(cfg.evaluate.split))
 
     model = build_detector(model_cfg, len(classes))

@@ -38,9 +38,8 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     classes = cfg.dataset.classes or index.names
     if not classes:
         raise DataError("no picture has a box", index.root, "check dataset.annotations; a detector needs defects to learn from")
-    scale = {"min_size": cfg.model.min_size, "max_size": cfg.model.max_size}
-    train_set = DetectionDataset(index, "train", classes, **scale, augment=cfg.augment, seed=cfg.seed)
-    val_set = DetectionDataset(index, cfg.evaluate.split, classes, **scale)
+    train_set = DetectionDataset(index, "train", classes, cfg.model, augment=cfg.augment, seed=cfg.seed)
+    val_set = DetectionDataset(index, cfg.evaluate.split, classes, cfg.model)
     for split in ("train", cfg.evaluate.split):
         log.info("%s: %s", split, index.describe(split))
     loader = training_loader(train_set, cfg.loader, device, cfg.seed)

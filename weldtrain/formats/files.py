@@ -1,0 +1,273 @@
+"""Folder: every data file below a root, listed once. Names in annotations are looked up in that list and nowhere else,
+so that none leads outside it; and a digest of the state of all of them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import fnmatch
+import hashlib
+import os
+import struct
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from weldtrain.errors import DataError
+from weldtrain.formats.pictures import IMAGE_SUFFIXES
+
+DATA_SUFFIXES = (*IMAGE_SUFFIXES, ".xml", ".txt", ".json", ".csv", ".yaml", ".yml", ".names", ".data")
+MAX_TEXT_BYTES = 32 * 2**20
+# Pictures, but none that is read here: to be named rather than passed over.
+_OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".dcm", ".dicom", ".raw", ".nef", ".cr2", ".dng", ".psd", ".svg",
+                   ".jp2", ".j2k", ".exr", ".hdr", ".pgm", ".ppm", ".pbm", ".mp4", ".avi", ".mov", ".mkv")
+
+
+class Folder:
+    """Paths are relative to the root, with `/`, sorted. Dot-files, `__MACOSX` and what the system leaves are no data."""
+
+    def __init__(self, root: Path, images: str | None = None) -> None:
+        """Pictures are those below `images`, a folder below the root. Raises DataError if a folder cannot be listed."""
+        self.root = root
+        names = list_files(root)
+        self.names = [n for n in names if n.lower().endswith(DATA_SUFFIXES)]
+        self.strange = Counter(s for n in names if (s := _suffix(n)) in _OTHER_PICTURES)
+        self.images = self.folder(images, "images") if images else ""
+        self.pictures = self.ending(IMAGE_SUFFIXES, self.images)
+        self._by_stem = _grouped(self.pictures)
+        self._loose: list[tuple[str, str]] = []
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def ending(self, suffixes: tuple[str, ...], below: str = "") -> list[str]:
+        """The files with one of these suffixes, in any case, below a folder."""
+        start = f"{below}/" if below else ""
+        return [n for n in self.names if n.startswith(start) and n.lower().endswith(suffixes)]
+
+    def chosen(self, wanted: str | None, suffixes: tuple[str, ...]) -> list[str]:
+        """The files with a suffix that `wanted` names: a file, a pattern such as `*_train.json`, a folder, or all if null."""
+        files = self.ending(suffixes)
+        if wanted is None:
+            return files
+        pattern = _key("/".join(_parts(wanted)))
+        return [n for n in files if fnmatch.fnmatchcase(_key(n), pattern)] or self.ending(suffixes, self.folder(wanted, "annotations"))
+
+    def folder(self, name: str, which: str) -> str:
+        """`name` as the listing spells it. Raises DataError if no data file lies below it."""
+        wanted = f"{'/'.join(_parts(name))}/"
+        for n in self.names:
+            if _key(n).startswith(_key(wanted)):
+                return n[: len(wanted) - 1]
+        near = ", ".join(sorted({n.split("/")[0] for n in self.names if "/" in n})) or "no folder at all"
+        raise DataError("no such folder, or no data in it", self.root / name, f"set dataset.{which}; {self.root} holds {near}")
+
+    def has_folder(self, name: str) -> str:
+        """`name` as the listing spells it, or "" where no data file lies below it."""
+        wanted = _key(name) + "/"
+        return next((n[: len(name)] for n in self.names if _key(n).startswith(wanted)), "")
+
+    def find(self, reference: str, near: str = "") -> list[str]:
+        """The pictures that a name in an annotation or list may mean: none, one, or several equally likely.
+
+        `001`, `001.jpg`, `sub/001`, `./001.JPG`, `C:\\data\\sub\\001.jpg`, dots in the stem: letter case, blanks
+        around, a missing extension and folders above the root do not matter. Of pictures of one name, the one
+        that shares most of its folders with the reference is meant, then the one nearest to the folder `near`.
+        """
+        parts = _parts(reference)
+        if not parts:
+            return []
+        name, stem = _key(parts[-1]), _key(_stem(parts[-1]))
+        found = self._by_stem.get(name, []) + [p for p in self._by_stem.get(stem, []) if name == _key(p.rpartition("/")[2])]
+        # A picture that was converted keeps its stem.
+        found = found or ([p for p in self._by_stem.get(stem, [])] if _suffix(name) in IMAGE_SUFFIXES else [])
+        if len(found) > 1:
+            closest = max(_closeness(p, parts, near) for p in found)
+            best = [p for p in found if _closeness(p, parts, near) == closest]
+        else:
+            best = found
+        if not best:
+            return []
+        tail = _common(reversed([_key(p) for p in parts[:-1]]), reversed([_key(p) for p in best[0].split("/")[:-1]]))
+        whole = tail in (len(parts) - 1, best[0].count("/"))
+        if not whole and len(found) > 1:  # which one, nobody can tell
+            return []
+        if not whole or (_suffix(name) in IMAGE_SUFFIXES and _suffix(name) != _suffix(best[0])):
+            self._loose.append((reference, best[0]))
+        return best
+
+    def pair(self, pictures: Iterable[str], annotations: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, list[str]]]]:
+        """Picture -> the nearest annotation file of its stem, and the names for which several are equally near.
+
+        Near is the same folder, or one whose path differs least: `train/labels` for `train/images`. An annotation
+        belongs to the picture it is nearest to, so that equal names in two folders do not take each other's.
+        """
+        by_stem = _grouped(annotations)
+        wanting: dict[str, list[str]] = {}
+        for picture in pictures:
+            wanting.setdefault(_key(_stem(picture.rpartition("/")[2])), []).append(picture)
+        pairs: dict[str, str] = {}
+        unclear: list[tuple[str, list[str]]] = []
+        for stem, group in wanting.items():
+            offers = by_stem.get(stem, [])
+            near = {(p, a): _nearness(p, a) for p in group for a in offers}
+            best = {a: max(near[p, a] for p in group) for a in offers}
+            for annotation in offers:
+                owners = [p for p in group if near[p, annotation] == best[annotation]]
+                if len(owners) > 1:
+                    unclear.append((annotation, owners))
+            for picture in group:
+                won = [a for a in offers if near[picture, a] == best[a]]
+                nearest = [a for a in won if near[picture, a] == max(near[picture, b] for b in won)]
+                if len(nearest) > 1:
+                    unclear.append((picture, nearest))
+                if nearest:
+                    pairs[picture] = nearest[0]
+        return pairs, unclear
+
+    def notes(self) -> list:
+        """Findings on what was found by a part of its name only, and on pictures of kinds that are not read."""
+        from weldtrain.formats.record import NOTE, Finding
+
+        notes = [Finding(NOTE, "suffix-unknown", "", 0, f"{count} files {suffix} are of no kind that is read",
+                         f"convert them to {' '.join(IMAGE_SUFFIXES[:4])} …") for suffix, count in sorted(self.strange.items())]
+        if self._loose:
+            reference, picture = self._loose[0]
+            notes.append(Finding(NOTE, "name-loose", picture, 0, f"{len(self._loose)} names were found by their last part alone, "
+                                 f"such as '{reference}'"))
+        return notes
+
+
+def read_text(path: Path) -> str:
+    """A small text file, UTF-8 or UTF-16 with its mark. Raises DataError for anything else."""
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise DataError(f"is larger than {MAX_TEXT_BYTES >> 20} MB", path, "this is no file of annotations")
+        return path.read_text(encoding_of(path))
+    except UnicodeError as e:
+        raise DataError(f"is not in {encoding_of(path)} encoding ({getattr(e, 'reason', e)})", path, "save it as UTF-8") from None
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror})", path, "restore the file or its permissions") from None
+
+
+def first_line(path: Path) -> str:
+    """The first line that is not blank, of a text of any length; its beginning if it is very long. Raises OSError."""
+    with open(path, "rb") as file:
+        start = file.read(64 * 1024)
+    return start.decode(encoding_of(path), "replace").strip().split("\n", 1)[0].strip()
+
+
+def encoding_of(path: Path) -> str:
+    """The encoding that a file's byte-order mark tells, else UTF-8. Raises OSError."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    return "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def stamp_files(paths: Iterable[Path]) -> str:
+    """A digest of the names and states of files and of all data files that folders hold, however deep.
+
+    A state is size, modification and change time, and inode: the change time cannot be set back, so an edit that
+    keeps size and date is seen. Costs one stat a file.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        digest.update(os.fsencode(path) + b"\0")
+        if path.is_dir():
+            found = sorted((name, _status(entry)) for name, entry in _walk(str(path)) if name.lower().endswith(DATA_SUFFIXES))
+            digest.update(os.fsencode("\0".join(name for name, _ in found)))
+            digest.update(b"".join(status for _, status in found))
+        elif path.exists():
+            digest.update(_status(path))
+    return digest.hexdigest()
+
+
+def list_files(folder: Path) -> list[str]:
+    """Every data file under `folder` as a relative path with `/`, sorted."""
+    return sorted(name for name, _ in _walk(str(folder)))
+
+
+def _status(file: os.DirEntry[str] | Path) -> bytes:
+    try:
+        st = file.stat()
+    except OSError:  # a link that leads nowhere is a state too
+        return bytes(32)
+    return struct.pack("<4Q", st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
+
+
+def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Files below `folder`, links followed but never in a circle; dot-files and `__MACOSX` are no data."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    try:
+        entries = os.scandir(folder)
+    except OSError as e:
+        raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
+    with entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__MACOSX":
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself
+                is_folder = False
+            if is_folder:
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", above | {real})
+            else:
+                yield prefix + entry.name, entry
+
+
+def _parts(reference: str) -> list[str]:
+    """The components of a path as any system writes it, without drive, root and dots."""
+    return [p for p in reference.strip().replace("\\", "/").split("/") if p not in ("", ".", "..") and not p.endswith(":")]
+
+
+def _key(name: str) -> str:
+    """What is equal on some file system: letter case, and how accents are composed."""
+    return (name if name.isascii() else unicodedata.normalize("NFC", name)).casefold()
+
+
+def _stem(name: str) -> str:
+    stem, dot, _ = name.rpartition(".")
+    return stem if dot else name
+
+
+def _suffix(name: str) -> str:
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot >= 0 else ""
+
+
+def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_key(_stem(name.rpartition("/")[2])), []).append(name)
+    return groups
+
+
+def _common(a: Iterable[str], b: Iterable[str]) -> int:
+    """How many items two sequences share at their beginning."""
+    n = 0
+    for x, y in zip(a, b):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def _closeness(path: str, parts: Sequence[str], near: str) -> tuple:
+    own = path.split("/")
+    tail = _common(reversed([_key(p) for p in parts[:-1]]), reversed([_key(p) for p in own[:-1]]))
+    exact = own[-1] == parts[-1] or _stem(own[-1]) == parts[-1]
+    return tail, tail == len(own) - 1, exact, _common(own[:-1], near.split("/"))
+
+
+def _nearness(picture: str, annotation: str) -> int:
+    a, b = picture.split("/")[:-1], annotation.split("/")[:-1]
+    if a == b:
+        return len(a) + 1
+    if "images" in a and "labels" in b and [("labels" if p == "images" else p) for p in a] == b:
+        return len(a) + 2  # where YOLO's tools look first
+    head = _common(a, b)
+    return head + min(_common(reversed(a), reversed(b)), min(len(a), len(b)) - head)
