@@ -59,6 +59,14 @@ def test_the_articles_setting():
     ("seed=99999999999999999999", r"seed: 99999999999999999999"),
     ("dataset.classes=[]", r"dataset\.classes: names no class"),
     ("dataset.classes=[crack,' ']", r"dataset\.classes: names no class"),
+    ("model.window_levels=[4095,0]", r"model\.window_levels: \[4095\.0, 0\.0\] is no window"),
+    ("model.window_levels=[0,70000]", r"model\.window_levels: 70000"),
+    ("model.window_percentiles=[50]", r"model\.window_percentiles: \[50\.0\] is no window"),
+    ("dataset.split.val=0.9", r"dataset\.split: val and test leave nothing to train on"),
+    ("dataset.split.group='weld_('", r"dataset\.split\.group: is no regular expression"),
+    ("dataset.max_megapixels=0", r"dataset\.max_megapixels: 0"),
+    ("dataset.bad_images=skp", r"dataset\.bad_images: .*did you mean 'skip'"),
+    ("dataset.difficult=ignored", r"dataset\.difficult: .*did you mean 'ignore'"),
 ])
 def test_values_out_of_range_are_refused_before_any_data_is_read(override, text):
     with pytest.raises(ConfigError, match=text):

@@ -55,9 +55,10 @@ def main() -> None:
         sys.argv[1:] = [config.quoted_path(a) for a in sys.argv[1:]]
         overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
         config.check_override_keys(overrides)
-        # A first run needs no arguments and no GPU.
-        if not any(o.split("=")[0].lstrip("+~") in ("experiment", "dataset") for o in overrides):
-            sys.argv.append("experiment=quickstart")
+        given = {o.split("=")[0].lstrip("+~") for o in overrides}
+        if not given & {"experiment", "dataset"}:
+            # A folder is recognised; without one a first run needs no arguments and no GPU.
+            sys.argv.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
         _run()
     except Terminated:
         sys.exit(_interrupted("terminated", 143))

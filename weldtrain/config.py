@@ -49,7 +49,7 @@ class SplitConfig:
     val: float = key(0.15, gt=0, lt=1)
     test: float = key(0.15, ge=0, lt=1)
     seed: int = key(0, ge=0)
-    group: str | None = None
+    group: str | None = "auto"
 
 
 @dataclass
@@ -178,7 +178,8 @@ ELSEWHERE = {
     "learning_rate": "optimizer.lr", "lr0": "optimizer.lr", "batch": "loader.batch_size", "workers": "loader.num_workers",
     "imgsz": "model.min_size", "image_size": "model.min_size", "amp": "trainer.precision", "data": "dataset.root",
     "dataset.path": "dataset.root", "max_iter": "trainer.max_steps", "warmup_steps": "scheduler.warmup",
-    "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val", "seed_everything": "seed", "conf": "evaluate.score_thresh",
+    "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val",
+    "seed_everything": "seed", "conf": "evaluate.score_thresh",
 }
 PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "dataset.root")
 
@@ -330,7 +331,7 @@ def _check_together(cfg: Config) -> None:
     if cfg.dataset.split.val + cfg.dataset.split.test >= 1:
         raise ConfigError("val and test leave nothing to train on", "dataset.split", "their sum must be below 1")
     try:
-        re.compile(cfg.dataset.split.group or "")
+        re.compile(cfg.dataset.split.group or "")  # `auto` is one as well
     except re.error as e:
         raise ConfigError(f"is no regular expression ({e})", "dataset.split.group", "for instance 'weld_[0-9]+'") from None
     for name in ("window_percentiles", "window_levels"):

@@ -17,8 +17,7 @@ class WeldtrainError(Exception):
     def __str__(self) -> str:
         what, where, fix = self.args
         line = f"{where}: {what}" if where else what
-        # One line, whatever a library put into its message.
-        return " ".join(f"{line}; {fix}".split() if fix else line.split())
+        return one_line(f"{line}; {fix}" if fix else line)
 
 
 class ConfigError(WeldtrainError):
@@ -39,3 +38,8 @@ class PictureError(DataError):
 
 class TrainingError(WeldtrainError):
     """The run itself failed: a non-finite loss, a lost worker, a full disk."""
+
+
+def one_line(text: str) -> str:
+    """Text from files and libraries as a terminal can show it: no line breaks, no control characters, no broken bytes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))

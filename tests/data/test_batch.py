@@ -3,17 +3,19 @@
 import pickle
 
 import numpy as np
+import pytest
 import torch
 
-from weldtrain.data.batch import STRIDE, Failure, Sample, collate
+from weldtrain.data.batch import IGNORED, STRIDE, Failure, Sample, collate
 from weldtrain.errors import DataError
 
 
-def sample(height, width, boxes, row=0):
+def sample(height, width, boxes, row=0, channels=3, ignored=0):
     rng = np.random.default_rng(row)
     corners = np.arange(4 * boxes, dtype=np.float32).reshape(-1, 4)
     labels = np.arange(1, boxes + 1, dtype=np.int64)
-    return Sample(rng.integers(1, 255, (height, width, 3), np.uint8), corners, labels, row, (2 * height, 2 * width))
+    labels[boxes - ignored :] = IGNORED
+    return Sample(rng.integers(1, 255, (height, width, channels), np.uint8), corners, labels, row, (2 * height, 2 * width))
 
 
 def test_pictures_lie_top_left_and_the_padding_is_zero():
@@ -46,6 +48,27 @@ def test_a_batch_of_defect_free_pictures_is_whole():
     assert batch.boxes.shape == (0, 4) and batch.boxes.dtype == torch.float32
     assert batch.boxes5().shape == (0, 5)
     assert batch.labels.shape == (0,) and batch.labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("channels", [(1, 1), (3, 1), (1, 3)])
+def test_grey_pictures_stay_one_channel_unless_one_has_colour(channels):
+    samples = [sample(40, 70, 1, i, c) for i, c in enumerate(channels)]
+    batch = collate(samples)
+    assert batch.images.shape == (2, max(channels), 64, 96)
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    for i, s in enumerate(samples):
+        shown = np.repeat(s.image, max(channels) // s.image.shape[2], axis=2)
+        assert np.array_equal(batch.images[i, :, :40, :70].permute(1, 2, 0).numpy(), shown)
+        assert not batch.images[i, :, 40:].any() and not batch.images[i, :, :, 70:].any()
+
+
+def test_ignored_boxes_are_told_apart_and_no_targets():
+    batch = collate([sample(32, 32, boxes, ignored=ignored) for boxes, ignored in ((3, 1), (0, 0), (2, 2), (1, 0))])
+    assert batch.box_counts == (3, 0, 2, 1) and batch.ignored_counts == (1, 0, 2, 0)
+    targets = batch.to(torch.device("cpu")).targets()
+    assert [t["labels"].tolist() for t in targets] == [[1, 2], [], [], [1]]
+    assert [(len(t["boxes"]), len(t["ignored"])) for t in targets] == [(2, 1), (0, 0), (0, 2), (1, 0)]
+    assert torch.equal(torch.cat([torch.cat([t["boxes"], t["ignored"]]) for t in targets]), batch.boxes)
 
 
 class Stubborn(Exception):

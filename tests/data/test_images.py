@@ -1,7 +1,7 @@
-"""Every kind of picture becomes the same three upright 8-bit channels, or is refused by name."""
+"""Every kind of picture becomes upright 8-bit RGB or grey, as its header said, or is refused by name."""
 
-import struct
-import zlib
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -9,9 +9,10 @@ import pytest
 from PIL import Image, ImageOps
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from weldtrain.data.images import read_image, resize, target_size
-from weldtrain.errors import DataError
-from weldtrain.formats.record import picture_size
+from weldtrain.config import ModelConfig
+from weldtrain.data.images import Window, read_image, resize, target_size
+from weldtrain.errors import PictureError
+from weldtrain.formats.pictures import picture_header
 
 RNG = np.random.default_rng(0)
 SMOOTH = cv2.resize(RNG.integers(0, 255, (6, 8, 3), np.uint8), (80, 60), interpolation=cv2.INTER_CUBIC)
@@ -22,17 +23,28 @@ def saved(tmp_path, image, name, **options):
     return tmp_path / name
 
 
+def size_of(path):
+    return picture_header(path, 200)[:2]
+
+
+def read_as_told(path):
+    """As the data set reads it: by what the header says."""
+    header = picture_header(path, 200)
+    return read_image(path, header[:2], header.grey)
+
+
 @pytest.mark.parametrize(("mode", "name"), [
     ("RGB", "a.png"), ("L", "a.png"), ("P", "a.png"), ("1", "a.png"), ("LA", "a.png"), ("RGBA", "a.png"), ("RGB", "a.bmp"),
-    ("RGB", "a.tif"), ("L", "a.tif"), ("RGB", "a.webp")])
+    ("L", "a.bmp"), ("RGB", "a.tif"), ("L", "a.tif"), ("RGB", "a.webp")])
 def test_every_mode_gives_the_colours_that_pillow_sees(tmp_path, mode, name):
     image = Image.fromarray(SMOOTH).convert(mode)
     if mode in ("RGBA", "LA"):
         image.putalpha(Image.fromarray(RNG.integers(0, 255, (60, 80), np.uint8)))
     path = saved(tmp_path, image, name, **({"lossless": True} if name.endswith("webp") else {}))
-    out = read_image(path, picture_size(path))
-    assert out.dtype == np.uint8 and out.shape == (60, 80, 3)
-    np.testing.assert_array_equal(out, np.array(image.convert("RGB")))
+    out = read_as_told(path)
+    assert out.dtype == np.uint8 and out.shape == (60, 80, 1 if mode in ("L", "1") else 3)
+    np.testing.assert_array_equal(out + np.zeros(3, np.uint8), np.array(image.convert("RGB")))
+    np.testing.assert_array_equal(read_image(path) + np.zeros(3, np.uint8), np.array(image.convert("RGB")))
 
 
 def test_transparent_pixels_keep_their_colour(tmp_path):
@@ -43,7 +55,9 @@ def test_transparent_pixels_keep_their_colour(tmp_path):
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpegs_are_close_to_pillow(tmp_path, mode):
     path = saved(tmp_path, Image.fromarray(SMOOTH).convert(mode), "a.jpg", quality=95)
-    difference = read_image(path).astype(int) - np.array(Image.open(path).convert("RGB"))
+    out = read_as_told(path)
+    assert out.shape[2] == (1 if mode == "L" else 3)
+    difference = out.astype(int) - np.array(Image.open(path).convert("RGB"))
     assert np.abs(difference).mean() < 3
 
 
@@ -56,8 +70,8 @@ def test_exif_turns_the_picture_upright_or_it_is_refused_never_silently_wrong(tm
     path = saved(tmp_path, Image.fromarray(SMOOTH), f"a.{suffix}", exif=exif.tobytes(), **options)
     upright = np.array(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
     try:
-        out = read_image(path, picture_size(path))
-    except DataError as error:
+        out = read_as_told(path)
+    except PictureError as error:
         assert suffix != "jpg" and "save it upright" in str(error)
     else:
         assert out.shape == upright.shape
@@ -70,8 +84,8 @@ def test_a_12_bit_radiograph_keeps_its_contrast(tmp_path, name):
     plate[:, 40:] = 3000
     plate[20:40, 10:30] = 1200
     cv2.imwrite(str(tmp_path / name), plate)
-    out = read_image(tmp_path / name)
-    assert out.dtype == np.uint8 and out.min() == 0 and out.max() == 255
+    out = read_as_told(tmp_path / name)
+    assert out.dtype == np.uint8 and out.shape == (60, 80, 1) and out.min() == 0 and out.max() == 255
     assert out[30, 20, 0] - out[5, 5, 0] == pytest.approx(255 * 200 / 2000, abs=2)
     cv2.imwrite(str(tmp_path / "flat.png"), np.full((6, 8), 1000, np.uint16))
     assert len(np.unique(read_image(tmp_path / "flat.png"))) == 1
@@ -85,11 +99,12 @@ def whole(tmp_path):
 def test_a_truncated_jpeg_is_named(tmp_path, share):
     data = whole(tmp_path)
     (tmp_path / "bad.jpg").write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(DataError, match=r"bad\.jpg.*(cut off|cannot be read)"):
-        read_image(tmp_path / "bad.jpg")
+    for reader in (read_image, size_of):
+        with pytest.raises(PictureError, match=r"bad\.jpg.*(cut off|cannot be read)"):
+            reader(tmp_path / "bad.jpg")
 
 
-@pytest.mark.parametrize("reader", [read_image, picture_size])
+@pytest.mark.parametrize("reader", [read_image, size_of])
 @pytest.mark.parametrize(("name", "text"), [("empty.jpg", "empty"), ("page.jpg", "HTML"), ("folder.jpg", "folder"),
                                             ("broken.jpg", "broken.jpg"), ("noise.png", "noise.png")])
 def test_what_is_no_picture_says_what_it_is(tmp_path, reader, name, text):
@@ -98,19 +113,28 @@ def test_what_is_no_picture_says_what_it_is(tmp_path, reader, name, text):
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "broken.jpg").symlink_to(tmp_path / "gone.jpg")
     (tmp_path / "noise.png").write_bytes(RNG.bytes(500))
-    with pytest.raises(DataError, match=text):
+    with pytest.raises(PictureError, match=text):
         reader(tmp_path / name)
 
 
-def test_float_pictures_are_refused(tmp_path):
+@pytest.mark.parametrize("reader", [read_image, size_of])
+def test_float_pictures_are_refused(tmp_path, reader):
     cv2.imwrite(str(tmp_path / "f.tif"), RNG.random((8, 8)).astype(np.float32))
-    with pytest.raises(DataError, match=r"f\.tif"):
-        read_image(tmp_path / "f.tif")
+    with pytest.raises(PictureError, match=r"f\.tif: has float.*(16 bit|16 bits)"):
+        reader(tmp_path / "f.tif")
+
+
+@pytest.mark.parametrize(("width", "height", "text"), [
+    (12000, 2, "12000x2, a strip"), (2, 12000, "2x12000, a strip"), (1500, 1400, "1500x1400, larger than 2 megapixels")])
+def test_strips_and_giants_are_refused_by_their_header(tmp_path, width, height, text):
+    path = saved(tmp_path, Image.new("L", (width, height)), "a.png")
+    with pytest.raises(PictureError, match=rf"a\.png: is {text}"):
+        picture_header(path, 2)
 
 
 def test_a_picture_that_changed_size_is_refused(tmp_path):
     path = saved(tmp_path, Image.fromarray(SMOOTH), "a.png")
-    with pytest.raises(DataError, match="decodes to 80x60, its header says 60x80"):
+    with pytest.raises(PictureError, match="decodes to 80x60, its header says 60x80"):
         read_image(path, (60, 80))
 
 
@@ -138,7 +162,7 @@ def test_a_cut_file_of_any_kind_is_refused_also_with_a_whole_preview_inside(tmp_
         path.write_bytes(data)
         assert read_image(path).shape == (120, 160, 3)
     path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(DataError, match=rf"a\.{suffix}"):
+    with pytest.raises(PictureError, match=rf"a\.{suffix}"):
         read_image(path)
 
 
@@ -152,19 +176,22 @@ def test_what_cameras_append_to_a_jpeg_does_no_harm(tmp_path):
 def test_of_several_pages_the_first_is_the_picture(tmp_path):
     pages = [Image.fromarray(SMOOTH), Image.fromarray(SMOOTH[::-1, ::-1, ::-1].copy()).resize((20, 10))]
     path = saved(tmp_path, pages[0], "a.tif", save_all=True, append_images=pages[1:])
-    np.testing.assert_array_equal(read_image(path, picture_size(path)), SMOOTH)
+    np.testing.assert_array_equal(read_as_told(path), SMOOTH)
+    assert picture_header(path, 200) == (80, 60, False, 2)
 
 
-def test_a_header_that_claims_billions_of_pixels_costs_no_memory(tmp_path):
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", 40000, 40000, 8, 2, 0, 0, 0)
-    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data)
-    for reader in (read_image, picture_size):
-        with pytest.raises(DataError, match=r"huge\.png"):
-            reader(tmp_path / "huge.png")
+def test_a_header_that_claims_billions_of_pixels_costs_no_memory(tmp_path, broken):
+    (tmp_path / "huge.png").write_bytes(broken["huge.png"][0])
+    code = ("import resource, sys; from pathlib import Path; from weldtrain.errors import PictureError\n"
+            "from weldtrain.data.images import read_image; from weldtrain.formats.pictures import picture_header\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+            "for reader in (read_image, lambda p: picture_header(p, 200), lambda p: print(picture_header(p, 2000))):\n"
+            "    try: reader(Path(sys.argv[1]))\n"
+            "    except PictureError as error: print(error)\n")
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "huge.png"], capture_output=True, text=True, timeout=60)
+    refused, too_large, header = done.stdout.splitlines()
+    assert "huge.png: cannot be read" in refused and "huge.png: is 40000x40000, larger than 200 megapixels" in too_large
+    assert header == "Header(width=40000, height=40000, grey=False, pages=1)"  # as it says, but nothing is decoded for that
 
 
 @pytest.mark.parametrize("orientation", [3, 6])
@@ -176,12 +203,12 @@ def test_a_16_bit_picture_is_upright_or_refused(tmp_path, suffix, orientation):
     plate[:10, :20] = 3000
     path = saved(tmp_path, Image.fromarray(plate), f"a.{suffix}", exif=exif if suffix == "tif" else exif.tobytes())
     try:
-        out = read_image(path, picture_size(path))
-    except DataError as error:
+        out = read_as_told(path)
+    except PictureError as error:
         assert "save it upright" in str(error)
     else:
         upright = np.rot90(plate, {3: 2, 6: -1}[orientation]) == 3000  # Pillow turns a 16-bit TIFF twice
-        np.testing.assert_array_equal(out == 255, np.dstack([upright] * 3))
+        np.testing.assert_array_equal(out == 255, upright[:, :, None])
 
 
 @pytest.mark.parametrize("value", [0, 1, 255, 4095, 65535])
@@ -221,3 +248,58 @@ def test_no_target_exceeds_its_bounds():
         # One of the two bounds is met, to a pixel: nothing is shrunk more than it must be.
         assert min(new) >= 199 or max(new) >= 332
         assert target_size(height, width, 200, 333) == new[::-1]
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [
+    *((suffix, np.uint8) for suffix in ("png", "tif", "bmp", "jpg", "webp")), ("png", np.uint16), ("tif", np.uint16)])
+def test_header_and_pixels_agree_on_what_is_grey(tmp_path, suffix, dtype):
+    for image in (SMOOTH[..., 0], SMOOTH):
+        path = tmp_path / f"a.{suffix}"
+        cv2.imwrite(str(path), image.astype(dtype) * (1 if dtype == np.uint8 else 16))
+        grey = picture_header(path, 200).grey
+        assert grey == (image.ndim == 2 and suffix != "webp")  # WebP has no grey
+        assert read_as_told(path).shape[2] == read_image(path).shape[2] == (1 if grey else 3)
+        np.testing.assert_array_equal(read_as_told(path), read_image(path))
+
+
+def test_fixed_levels_show_the_same_grey_in_every_picture(tmp_path):
+    window = Window(levels=(0, 4095))
+    for low, high in ((0, 4095), (1000, 3000), (5, 9), (4000, 65535)):
+        plate = np.linspace(low, high, 60 * 80).astype(np.uint16).reshape(60, 80)
+        cv2.imwrite(str(tmp_path / "a.png"), plate)
+        out = read_image(tmp_path / "a.png", (80, 60), True, window)
+        exact = np.clip(plate.astype(float), 0, 4095) * 255 / 4095
+        assert out.shape == (60, 80, 1) and np.abs(out[..., 0] - exact).max() <= 0.51
+
+
+@pytest.mark.parametrize("share", [0.1, 5.0, 20.0])
+def test_percentiles_spread_all_but_the_tails_over_all_greys(share):
+    plate = RNG.permutation(np.arange(60 * 80, dtype=np.uint16) * 3 + 2000).reshape(60, 80, 1)
+    out = Window(percentiles=(share, 100 - share)).apply(plate).ravel()
+    tail = plate.size * share / 100
+    # Besides the tail, half a grey's worth of the rest rounds to an end.
+    assert [(out == end).sum() - tail for end in (0, 255)] == pytest.approx([plate.size / 510] * 2, abs=plate.size / 255)
+    assert (np.diff(out[np.argsort(plate.ravel())].astype(int)) >= 0).all() and len(np.unique(out)) == 256
+
+
+def test_a_window_comes_from_the_model_and_colour_keeps_its_ratios(tmp_path):
+    assert Window.of(ModelConfig()) == Window() == ((0.1, 99.9), None)
+    assert Window.of(ModelConfig(window_percentiles=[1, 99], window_levels=[10, 20])) == ((1, 99), (10, 20))
+    plate = RNG.integers(0, 4096, (60, 80, 3)).astype(np.uint16)
+    cv2.imwrite(str(tmp_path / "a.tif"), plate[..., ::-1])
+    out = read_image(tmp_path / "a.tif", (80, 60), False, Window(levels=(0, 4095)))
+    assert np.abs(out - plate * (255 / 4095)).max() <= 0.51
+
+
+def test_8_bits_are_left_alone_by_every_window(tmp_path):
+    path = saved(tmp_path, Image.fromarray(SMOOTH[..., 0]), "a.png")
+    np.testing.assert_array_equal(read_image(path, window=Window(levels=(100, 120)))[..., 0], SMOOTH[..., 0])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resizing_keeps_the_channels(channels):
+    image = SMOOTH[..., :channels]
+    for size in ((40, 30), (160, 90), (80, 60)):
+        out = resize(image, size)
+        assert out.shape == (size[1], size[0], channels)
+        np.testing.assert_array_equal(out[..., 0], resize(SMOOTH, size)[..., 0])

@@ -1,41 +1,50 @@
 """The index always equals a fresh scan, survives damage and races, and costs its readers nothing."""
 
+import io
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
-from weldtrain.config import DatasetConfig, SyntheticConfig
+from weldtrain.config import DatasetConfig, SplitConfig, SyntheticConfig
 from weldtrain.data import index as index_module
 from weldtrain.data.index import AnnotationIndex, build, open_index
 from weldtrain.data.synthetic import CLASSES
 from weldtrain.errors import DataError
 from weldtrain.formats import open_reader
+from weldtrain.formats.record import DIFFICULT, DROPPED, ERROR, NOTE
+
+ARTICLE = {"format": "welding_v2", "images": "images", "annotations": "annotations", "split_csv": "train_val_test_split.csv"}
 
 
 @pytest.fixture
 def own(welds, tmp_path):
     """A copy of the welds that a test may change."""
     shutil.copytree(welds, tmp_path / "own")
-    return tmp_path / "own", DatasetConfig(format="welding_v2", root=str(tmp_path / "own")), tmp_path / "cache"
+    return tmp_path / "own", DatasetConfig(root=str(tmp_path / "own"), **ARTICLE), tmp_path / "cache"
 
 
 def content(index):
-    return [(index.path(i), index.sizes[i].tolist(), index.splits[index.split_ids[i]], index.boxes[index.box_rows(i)].tolist(),
-             [index.names[k] for k in index.name_ids[index.box_rows(i)]]) for i in range(len(index))]
+    return [(index.path(i), index.sizes[i].tolist(), bool(index.grey[i]), index.splits[index.split_ids[i]],
+             index.boxes[index.box_rows(i)].tolist(), [index.names[k] for k in index.name_ids[index.box_rows(i)]],
+             index.flags[index.box_rows(i)].tolist(), index.lines[index.box_rows(i)].tolist()) for i in range(len(index))]
 
 
 def fresh(cfg):
     reader = open_reader(cfg)
     records = map(reader.read, range(len(reader.images)))
-    return [(r.image, [r.width, r.height], r.split, r.boxes.tolist(), r.names) for r in records]
+    return [(r.image, list(r.header[:2]), r.header.grey, split, r.boxes.tolist(), r.names, r.flags.tolist(), r.lines.tolist())
+            for r, split in zip(records, reader.splits)]
 
 
 def test_it_holds_what_the_reader_reads_and_then_parses_nothing(own, monkeypatch):
@@ -148,7 +157,8 @@ def test_a_cache_that_cannot_be_written_is_named(own, tmp_path):
 
 
 def test_the_drawn_set_is_made_once(tmp_path):
-    cfg = DatasetConfig(synthetic=SyntheticConfig(train=3, val=2, test=0, size_px=128))
+    drawn = SyntheticConfig(train=3, val=2, test=0, size_px=128)
+    cfg = DatasetConfig(**ARTICLE | {"format": "synthetic"}, synthetic=drawn)
     first = open_index(cfg, tmp_path)
     assert len(first.rows("train")) == 3 and open_index(cfg, tmp_path).file == first.file
     assert len(list((tmp_path / "synthetic").iterdir())) == 1
@@ -187,7 +197,7 @@ def test_a_lost_annotation_is_seen(own):
     root, cfg, cache = own
     open_index(cfg, cache)
     (root / "annotations/0002.xml").unlink()
-    with pytest.raises(DataError, match=r"no annotation file for 0002\.jpg"):
+    with pytest.raises(DataError, match=r"images/0002\.jpg: no annotation in annotations"):
         open_index(cfg, cache)
 
 
@@ -196,7 +206,8 @@ import sys
 from weldtrain.config import DatasetConfig
 from weldtrain.data.index import open_index
 sys.stdin.readline()
-index = open_index(DatasetConfig(format="welding_v2", root=sys.argv[1]), sys.argv[2])
+index = open_index(DatasetConfig(format="welding_v2", root=sys.argv[1], images="images", annotations="annotations",
+                                 split_csv="train_val_test_split.csv"), sys.argv[2])
 print(len(index), index.boxes.sum())
 """
 
@@ -228,9 +239,141 @@ def test_defect_free_pictures_and_any_name_survive(tmp_path):
         cv2.imencode(".png", np.zeros((24, 32), np.uint8))[1].tofile(str(tmp_path / "d" / folder / f"{name}.png"))
         (tmp_path / "d/annotations" / f"{name}.xml").write_text("<annotation/>")
     (tmp_path / "d/s.csv").write_text("image_id,split\n裂纹 1,train\nplain,train\n", "utf-8")
-    cfg = DatasetConfig(format="welding_v2", root=str(tmp_path / "d"), images=folder, split_csv="s.csv")
+    cfg = DatasetConfig(root=str(tmp_path / "d"), split=SplitConfig(make="never"),
+                        **ARTICLE | {"images": folder, "split_csv": "s.csv"})
     index = open_index(cfg, tmp_path / "cache")
     assert [index.path(i) for i in range(2)] == [f"{folder}/plain.png", f"{folder}/裂纹 1.png"]
     assert all((index.root / index.path(i)).is_file() for i in range(2))
     assert index.boxes.shape == (0, 4) and index.labels([]).shape == (0,) and content(index) == fresh(cfg)
     assert "2 pictures (2 without defects), 0 boxes" in index.describe("train")
+
+
+def hurt(cfg, pictures):
+    """Adds test pictures to a data set of `plates`, each with an annotation: None is a link that leads nowhere."""
+    root = Path(cfg.root)
+    for name, data in pictures.items():
+        if data is None:
+            (root / "images" / name).symlink_to(root / "nowhere.jpg")
+        else:
+            (root / "images" / name).write_bytes(data)
+        (root / "annotations" / f"{Path(name).stem}.xml").write_text("<annotation/>")
+    with open(root / "s.csv", "a") as csv:
+        csv.writelines(f"{name},test\n" for name in pictures)
+    (root / "images" / "c.jpg").mkdir()  # a folder is no picture, whatever it is called
+
+
+@pytest.mark.parametrize("cut", ["cut95.jpg", "cut50.jpg", "cut10.jpg"])
+def test_all_bad_pictures_are_named_at_once_before_any_training(plates, cache, broken, cut):
+    cfg = plates({"a.png": None, "z.jpg": None})
+    bad = {name: what for name, what in broken.items() if name == cut or not name.startswith("cut")}
+    hurt(cfg, {name: data for name, (data, _) in bad.items()})
+    with pytest.raises(DataError, match=r"images/cut\d\d\.jpg: .*: 7 of this kind\).*dataset\.bad_images=skip") as caught:
+        open_index(cfg, cache)
+    assert all(f"images/{name}" in str(caught.value) for name in bad) and "c.jpg" not in str(caught.value)
+    index = open_index(cfg, cache, refuse=False)
+    findings = {f.file.removeprefix("images/"): f for f in index.findings if f.kind == "picture-bad"}
+    assert findings.keys() == bad.keys() and {f.level for f in findings.values()} == {ERROR}
+    assert all(re.search(bad[name][1], f.text) for name, f in findings.items())
+    assert [index.path(i) for i in range(len(index))] == ["images/a.png", "images/z.jpg"]
+
+
+def test_bad_pictures_are_skipped_counted_and_the_rest_is_the_same_however_it_is_built(
+        plates, tmp_path, broken, torn_png, monkeypatch):
+    good = {f"{letter}.png": None for letter in "adgkqux"}  # between the bad ones
+    cfg = plates(good, bad_images="skip")
+    alone = content(open_index(cfg, tmp_path / "alone"))
+    hurt(cfg, {name: data for name, (data, _) in broken.items()} | {"torn.png": torn_png})
+    index = open_index(cfg, tmp_path / "cache")
+    assert content(index) == alone and len(alone) == 7
+    left_out = [f for f in index.findings if f.kind == "picture-bad"]
+    assert [f.file for f in left_out] == sorted(f"images/{name}" for name in [*broken, "torn.png"])
+    assert all(f.level == DROPPED and f.text.endswith(": left out") for f in left_out)
+    header, arrays = build(cfg)
+    for limit in ("_PARALLEL_FROM", "_PARALLEL_DECODING_FROM"):
+        monkeypatch.setattr(index_module, limit, 1)
+    monkeypatch.setattr(index_module, "_CHUNK", 3)
+    other_header, other = build(cfg)
+    assert header == other_header and all(np.array_equal(arrays[k], other[k]) for k in arrays)
+
+
+def test_a_picture_torn_inside_is_found_by_skip_while_raise_reads_headers_alone(plates, cache, torn_png):
+    cfg = plates({"a.png": None, "torn.png": torn_png})
+    assert len(open_index(cfg, cache)) == 2
+    cfg.bad_images = "skip"
+    index = open_index(cfg, cache)
+    assert [index.path(i) for i in range(len(index))] == ["images/a.png"]
+    (finding,) = [f for f in index.findings if f.level == DROPPED]
+    assert finding.file == "images/torn.png" and "damaged" in finding.text
+
+
+@pytest.mark.parametrize("make", ["missing", "never", "always"])
+@pytest.mark.parametrize("bad_images", ["raise", "skip"])
+def test_where_no_picture_is_left_the_run_ends_with_that(plates, cache, bad_images, make):
+    cfg = plates({"a.jpg": b"", "b.jpg": b""}, bad_images=bad_images, split=SplitConfig(make=make))
+    text = "no picture is left" if bad_images == "skip" else r"images/a\.jpg: is empty \(0 bytes\) \(and images/b\.jpg: 2"
+    with pytest.raises(DataError, match=text):
+        open_index(cfg, cache)
+    assert len(open_index(cfg, cache, refuse=False)) == 0
+
+
+def test_a_second_page_is_noted(plates, cache):
+    book = io.BytesIO()
+    Image.new("L", (64, 48)).save(book, "tiff", save_all=True, append_images=[Image.new("L", (9, 9))])
+    index = open_index(plates({"a.tif": book.getvalue(), "b.tif": None}), cache)
+    (note,) = index.findings
+    assert (note.level, note.file) == (NOTE, "images/a.tif") and "2 pages: the first is used" in note.text
+    assert index.sizes.tolist() == [[64, 48], [64, 48]] and index.grey.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("box", [(20, 10, 20, 30), (90, 10, 120, 30), (10, "nan", 30, 20)])
+def test_strict_refuses_what_would_be_dropped(plates, cache, box):
+    cfg = plates({"a.png": None}, {"a": plates.crack() + plates.crack(box, "slag")})
+    index = open_index(cfg, cache)
+    assert index.names == ["crack"] and [f.where() for f in index.findings] == ["annotations/a.xml:3"]
+    cfg.strict = True
+    with pytest.raises(DataError, match=r"annotations/a\.xml:3: dataset\.strict: object 2 \(slag\) .*: dropped"):
+        open_index(cfg, cache)
+    assert open_index(cfg, cache, refuse=False).file == index.file  # one index for both
+
+
+def test_strict_refuses_also_pictures_left_out_and_nothing_that_is_only_odd(plates, cache, torn_png):
+    size = "<size><width>9</width><height>9</height></size>"
+    cfg = plates({"a.png": None}, {"a": size + plates.crack()}, strict=True)
+    assert [f.level for f in open_index(cfg, cache).findings] == [NOTE]
+    cfg = plates({"a.png": None, "torn.png": torn_png}, strict=True, bad_images="skip")
+    with pytest.raises(DataError, match=r"images/torn\.png: dataset\.strict: .*left out"):
+        open_index(cfg, cache)
+
+
+def test_difficult_objects_are_ignored_unless_they_are_to_be_used(plates, cache):
+    cfg = plates({"a.png": None}, {"a": plates.crack(more="<difficult>1</difficult>") + plates.crack((1, 1, 9, 9), "slag")})
+    index = open_index(cfg, cache)
+    assert index.flags.tolist() == [DIFFICULT, 0] and index.ignored(slice(None)).tolist() == [True, False]
+    cfg.difficult = "use"
+    used = open_index(cfg, cache)
+    assert used.flags.tolist() == [0, 0] and not used.ignored(np.arange(2)).any()
+    assert used.boxes.tolist() == index.boxes.tolist()
+
+
+def test_one_based_shifts_the_upper_left_corner_alone(plates, cache):
+    cfg = plates({"a.png": None}, {"a": plates.crack((1, 1, 64, 48)) + plates.crack((5, 7, 20, 30))})
+    assert open_index(cfg, cache).boxes.tolist() == [[1, 1, 64, 48], [5, 7, 20, 30]]
+    cfg.one_based = True
+    assert open_index(cfg, cache).boxes.tolist() == [[0, 0, 64, 48], [4, 6, 20, 30]]
+
+
+@pytest.mark.parametrize(("width", "height", "kind"), [
+    (64, 48, ""), (0, 0, ""), (48, 64, "size-transposed"), (128, 96, "size-differs")])
+def test_a_wrong_size_in_the_annotation_is_noted_and_changes_nothing(plates, cache, width, height, kind):
+    size = f"<size><width>{width}</width><height>{height}</height></size>"
+    index = open_index(plates({"a.png": None}, {"a": size + plates.crack()}), cache)
+    assert [(f.level, f.kind, f.where()) for f in index.findings] == [(NOTE, kind, "annotations/a.xml:2")] * bool(kind)
+    assert index.sizes.tolist() == [[64, 48]] and index.boxes.tolist() == [[10, 10, 30, 20]]
+
+
+def test_findings_are_told_by_kind_with_their_number_and_the_first_place(plates, cache, caplog):
+    empty = plates.crack((9, 9, 9, 9))
+    cfg = plates({f"{i}.png": None for i in range(3)}, {str(i): plates.crack() + empty for i in range(3)})
+    open_index(cfg, cache).report_findings()
+    (line,) = caplog.messages
+    assert line.startswith("box-empty: 3 in 3 files, first annotations/0.xml:3: object 2 (crack) [9, 9, 9, 9] encloses nothing")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from weldtrain.config import AugmentConfig, LoaderConfig
+from weldtrain.config import AugmentConfig, LoaderConfig, ModelConfig
 from weldtrain.data import loader as loader_module
 from weldtrain.data.augment import augment
 from weldtrain.data.dataset import DetectionDataset
@@ -18,15 +18,18 @@ from weldtrain.data.index import open_index
 from weldtrain.data.loader import evaluation_loader, plan, training_loader
 from weldtrain.data.sampler import EpochSampler
 from weldtrain.data.synthetic import CLASSES
-from weldtrain.errors import DataError, TrainingError
+from weldtrain.errors import DataError, PictureError, TrainingError
 
 CPU = torch.device("cpu")
 LIGHT = AugmentConfig(hflip=0.5, vflip=0.5, brightness=0.2, contrast=0.2)
 SIMPLE = LoaderConfig(batch_size=2, num_workers=0, drop_last=False)
 
 
+SCALE = ModelConfig(min_size=96, max_size=96)
+
+
 def dataset(index, seed=0, **more):
-    return DetectionDataset(index, "train", CLASSES, ModelConfig(min_size=96, max_size=96), **({"augment": LIGHT, "seed": seed} | more))
+    return DetectionDataset(index, "train", CLASSES, SCALE, **({"augment": LIGHT, "seed": seed} | more))
 
 
 def epochs(index, cfg, n=2, seed=0):
@@ -77,25 +80,39 @@ def test_evaluation_sees_every_picture_once_in_path_order_and_drops_none(index):
     assert [index.path(r) for r in rows] == sorted(index.path(r) for r in rows)
 
 
-@pytest.fixture
-def one_bad(welds, tmp_path):
-    """The welds with one training picture cut off at its middle."""
-    root = tmp_path / "welds"
-    shutil.copytree(welds, root)
-    bad = root / "images" / "0003.jpg"
+def cut(index):
+    """Cuts one training picture at its middle, after the index was built."""
+    bad = index.root / "images" / "0003.jpg"
     bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2])
-    return root, bad
+    return bad
 
 
-def test_the_same_error_with_and_without_workers(configured, one_bad, tmp_path):
-    root, bad = one_bad
-    index = open_index(configured(f"dataset.root={root}").dataset, tmp_path)
+def removed(index):
+    bad = index.root / "images" / "0005.jpg"
+    bad.unlink()
+    return bad
+
+
+@pytest.mark.parametrize(("harm", "text"), [(cut, "cut off"), (removed, "no such picture")])
+def test_the_same_error_with_and_without_workers(configured, welds, tmp_path, harm, text):
+    shutil.copytree(welds, tmp_path / "welds")
+    index = open_index(configured(f"dataset.root={tmp_path / 'welds'}").dataset, tmp_path)
+    check_errors(dataset(index), harm(index), text)
+
+
+def test_a_picture_torn_inside_is_named_by_every_loader(plates, tmp_path, torn_png):
+    index = open_index(plates({"a.png": None, "b.png": None, "torn.png": torn_png}), tmp_path)
+    check_errors(DetectionDataset(index, "train", ["crack"], SCALE), index.root / "images" / "torn.png", "damaged")
+
+
+def check_errors(data, bad, text):
     texts = []
     for change in ({}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}):
-        with pytest.raises(DataError) as caught:
-            list(training_loader(dataset(index), replace(SIMPLE, **change), CPU, 0))
+        cfg = replace(SIMPLE, persistent_workers=False, **change)  # else each is waited for 5 s when the loader is collected
+        with pytest.raises(PictureError) as caught:
+            list(training_loader(data, cfg, CPU, 0))
         texts.append(str(caught.value))
-    assert len(set(texts)) == 1 and texts[0].startswith(str(bad)) and "cut off" in texts[0]
+    assert len(set(texts)) == 1 and texts[0].startswith(str(bad)) and text in texts[0]
 
 
 class Sleeper(DetectionDataset):
@@ -116,7 +133,7 @@ class Suicide(DetectionDataset):
 @pytest.mark.parametrize(("kind", "text"), [(Sleeper, "no batch came from the workers within 1 s"),
                                             (Suicide, "a loader worker died")])
 def test_a_worker_that_hangs_or_dies_ends_the_run_with_its_key(index, kind, text):
-    stuck = kind(index, "train", CLASSES, ModelConfig(min_size=96, max_size=96))
+    stuck = kind(index, "train", CLASSES, SCALE)
     with pytest.raises(TrainingError, match=text) as caught:
         next(iter(training_loader(stuck, replace(SIMPLE, num_workers=1, timeout_s=1), CPU, 0)))
     assert "loader." in str(caught.value)
@@ -172,9 +189,24 @@ def test_flipping_moves_boxes_with_their_pixels():
     assert boxes.tolist() == [[10, 5, 30, 9]]
 
 
+@pytest.mark.parametrize("cfg", [AugmentConfig(), AugmentConfig(hflip=1), AugmentConfig(vflip=1), AugmentConfig(hflip=1, vflip=1),
+                                 AugmentConfig(brightness=0.3), AugmentConfig(contrast=0.3), LIGHT])
+def test_a_grey_picture_is_augmented_as_each_channel_of_its_rgb(cfg):
+    rng = np.random.default_rng(1)
+    grey = rng.integers(0, 256, (40, 60, 1)).astype(np.uint8)
+    boxes = np.array([[10, 5, 30, 9]], np.float32)
+    before = grey.copy()
+    for seed in range(5):
+        one, moved = augment(grey, boxes, cfg, np.random.default_rng(seed))
+        three, also = augment(np.repeat(grey, 3, axis=2), boxes, cfg, np.random.default_rng(seed))
+        assert one.shape == (40, 60, 1) and np.array_equal(np.repeat(one, 3, axis=2), three) and np.array_equal(moved, also)
+    assert np.array_equal(grey, before)
+
+
 def test_defects_stay_where_they_are_when_pictures_are_resized(index):
     row = int(index.rows("train")[np.diff(index.box_offsets)[index.rows("train")].argmax()])
-    large, small = (DetectionDataset(index, "train", CLASSES, ModelConfig(min_size=s, max_size=s)).load(0, row) for s in (128, 64))
-    assert small.image.shape == (64, 64, 3)
+    large, small = (DetectionDataset(index, "train", CLASSES, ModelConfig(min_size=s, max_size=s)).load(0, row)
+                    for s in (128, 64))
+    assert small.image.shape == (64, 64, 1)  # drawn radiographs are grey
     np.testing.assert_allclose(small.boxes * 2, large.boxes, rtol=1e-6)
     assert small.labels.min() >= 1

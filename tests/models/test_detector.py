@@ -7,9 +7,10 @@ import pytest
 import torch
 import torchvision
 from torchvision.models.detection import FasterRCNN
+from torchvision.ops import box_area, box_iou
 
 from weldtrain.config import ModelConfig
-from weldtrain.data.batch import Sample, collate
+from weldtrain.data.batch import IGNORED, Sample, collate
 from weldtrain.errors import ConfigError
 from weldtrain.models.detector import build_detector
 from weldtrain.models.weights import load_weights
@@ -27,11 +28,12 @@ def batch(sizes=((64, 96), (96, 64)), boxes=2):
 
 
 def torchvision_twin(detector, cfg):
-    """torchvision's FasterRCNN around the same modules: its own transform, at a scale that resizes nothing."""
-    twin = FasterRCNN(detector.backbone, num_classes=None, rpn_anchor_generator=detector.rpn.anchor_generator,
-                      box_predictor=detector.roi_heads.box_predictor, box_head=detector.roi_heads.box_head,
-                      min_size=cfg.min_size, max_size=cfg.max_size)
-    twin.rpn, twin.roi_heads = detector.rpn, detector.roi_heads
+    """torchvision's FasterRCNN around the same layers: all else is its own, and its transform resizes nothing."""
+    twin = FasterRCNN(detector.backbone, num_classes=None, min_size=cfg.min_size, max_size=cfg.max_size,
+                      rpn_anchor_generator=detector.rpn.anchor_generator, rpn_head=detector.rpn.head,
+                      box_head=detector.roi_heads.box_head, box_predictor=detector.roi_heads.box_predictor,
+                      box_score_thresh=0.01, box_detections_per_img=20)
+    assert type(twin.rpn) is not type(detector.rpn) and type(twin.roi_heads) is not type(detector.roi_heads)
     twin.transform.torch_choice = lambda sizes: sizes[0]  # it would draw a number, and the samplers' draws would differ
     return twin
 
@@ -48,9 +50,10 @@ def as_torchvision(b):
     return pictures, b.targets()
 
 
-def test_the_same_losses_as_torchvision(pair):
+@pytest.mark.parametrize("boxes", [0, 1, 2])
+def test_the_same_losses_as_torchvision(pair, boxes):
     detector, twin = pair
-    b = batch()
+    b = batch(boxes=boxes)
     pictures, targets = as_torchvision(b)
     torch.manual_seed(1)
     ours = detector(b)
@@ -163,3 +166,102 @@ def test_coco_weights_of_a_file_in_the_hub_cache_are_used_without_the_class_laye
     assert torch.equal(detector.roi_heads.box_predictor.cls_score.weight, before)
     with pytest.raises(ConfigError, match="torchvision has none for resnet18"):
         load_weights(build_detector(SMALL, 2), replace(SMALL, weights="coco"))
+
+
+CLOSE = replace(SMALL, anchor_sizes=[8.0, 16.0, 32.0, 64.0, 128.0], rpn_batch_per_image=10**6, box_batch_per_image=10**6)
+DEFECTS = [[5, 5, 30, 20], [60, 40, 80, 60]]
+REGIONS = [[40, 20, 96, 64], [0, 30, 12, 40]]  # the first holds the second defect
+
+
+def marked(defects, regions, pictures=2, size=(64, 96)):
+    """A batch in which every picture has these defects, and these regions to be ignored."""
+    rng = np.random.default_rng(0)
+    boxes = np.array([*defects, *regions], np.float32).reshape(-1, 4)
+    labels = np.array([1] * len(defects) + [IGNORED] * len(regions), np.int64)
+    return collate([Sample(rng.integers(0, 255, (*size, 3)).astype(np.uint8), boxes, labels, i, size) for i in range(pictures)])
+
+
+def watch(part, name, stages):
+    """Notes of one stage and every picture: candidate boxes [n,4], which were taken as objects, which as background."""
+    assign, sample, candidates = getattr(part, name), part.fg_bg_sampler, []
+
+    def assigning(boxes, *rest):
+        candidates.extend(boxes)
+        return assign(boxes, *rest)
+
+    def sampling(labels):
+        objects, background = sample(labels)
+        stages.extend(zip(candidates, (mask.bool() for mask in objects), (mask.bool() for mask in background)))
+        return objects, background
+
+    setattr(part, name, assigning)
+    part.fg_bg_sampler = sampling
+
+
+def choices(regions):
+    """Of both stages and every picture what `watch` notes, whatever the regions from the same weights and draws."""
+    torch.manual_seed(0)
+    detector, stages = build_detector(CLOSE, 2), []
+    watch(detector.rpn, "assign_targets_to_anchors", stages)
+    watch(detector.roi_heads, "assign_targets_to_proposals", stages)
+    detector(marked(DEFECTS, regions))
+    return stages
+
+
+def test_what_an_ignored_box_claims_is_no_background_and_no_object():
+    regions = torch.tensor(REGIONS, dtype=torch.float32)
+    for now, without, threshold in zip(choices(REGIONS), choices([]), [0.3, 0.3, 0.5, 0.5], strict=True):
+        boxes, objects, background = now
+        assert torch.equal(boxes, without[0]) and torch.equal(objects, without[1])  # no defect loses what it has won
+        sides = torch.minimum(boxes[:, 2:], regions[:, None, 2:]) - torch.maximum(boxes[:, :2], regions[:, None, :2])
+        inside = (sides.clamp(min=0).prod(2) / box_area(boxes)).amax(0)
+        overlap = box_iou(regions, boxes).amax(0)
+        assert inside[background].max() < 0.5 and overlap[background].max() < threshold
+        background_without = without[2]
+        lost = background_without & ~background
+        assert lost.sum() > 10 and not (background & ~background_without).any()
+        assert overlap[lost].min() > 0 and ((inside[lost] >= 0.5) | (overlap[lost] >= threshold)).float().mean() > 0.9
+        # Each region has its best anchors, however little they overlap; all else outside it stays background.
+        assert background.sum() > 10 and torch.equal(background[inside == 0], background_without[inside == 0])
+
+
+def test_a_defect_within_an_ignored_region_is_learnt():
+    for boxes, objects, _ in choices(REGIONS):
+        assert (box_iou(torch.tensor(DEFECTS, dtype=torch.float32), boxes[objects]).amax(1) > 0.4).all()
+
+
+@pytest.mark.parametrize("head", ["two_mlp", "four_conv_one_fc"])
+@pytest.mark.parametrize("regions", [[[0, 0, 96, 64]], [[-50, -50, 500, 500]], REGIONS], ids=["all of it", "beyond it", "parts"])
+def test_a_picture_whose_only_boxes_are_ignored_trains(head, regions):
+    torch.manual_seed(0)
+    detector = build_detector(replace(SMALL, head=head), 2)
+    losses = detector(marked([], regions))
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values()) and losses["box_reg"].item() == losses["rpn_box_reg"].item() == 0
+    assert all(torch.isfinite(p.grad).all() for p in detector.parameters())
+    assert all(torch.isfinite(b).all() for b in detector.buffers())
+
+
+def test_no_proposal_at_all_is_no_error():
+    heads = build_detector(SMALL, 2).roi_heads
+    heads._ignored = [torch.tensor([[0.0, 0, 9, 9]])]
+    _, labels = heads.assign_targets_to_proposals([torch.zeros(0, 4)], [torch.zeros(0, 4)], [torch.zeros(0, dtype=torch.int64)])
+    assert labels[0].shape == (0,)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_grey_batch_gives_what_its_rgb_gives(training):
+    rgb = marked(DEFECTS, REGIONS)
+    grey = replace(rgb, images=rgb.images[:, :1].contiguous(memory_format=torch.channels_last))
+    rgb = replace(rgb, images=grey.images.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last))
+    torch.manual_seed(0)
+    detector = build_detector(SMALL, 2).train(training)
+    given = []
+    for b in (grey, rgb):
+        torch.manual_seed(1)
+        before = b.images.clone()
+        out = detector(b)
+        given.append(list(out.values()) if training else [v for found in out for v in found.values()])
+        assert torch.equal(b.images, before)
+    for ours, theirs in zip(*given, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

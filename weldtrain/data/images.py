@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
 
 def read_image(
-    path: Path, size: tuple[int, int] | None = None, grey: bool | None = None, window: Window = Window()
+    path: Path, size: tuple[int, int] | None = None, grey: bool | None = None, window: Window | None = None
 ) -> np.ndarray:
     """uint8 [H,W,3] RGB, or [H,W,1] where the file has one channel.
 
@@ -57,23 +57,21 @@ def read_image(
     if data[:2].tobytes() == b"\xff\xd8" and not has_jpeg_end(data[-JPEG_TAIL_BYTES:].tobytes()):
         # Some releases of OpenCV fill the missing part with grey and say nothing.
         raise cut_off(path)
-    kind = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR_RGB if grey is False else cv2.IMREAD_ANYCOLOR
+    # Not IMREAD_COLOR_RGB: OpenCV 5.0 turns 16-bit colour TIFFs into noise with it.
+    kind = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR if grey is False else cv2.IMREAD_ANYCOLOR
     try:
         image = cv2.imdecode(data, kind | cv2.IMREAD_ANYDEPTH)
     except cv2.error as e:
         raise unreadable(path, e.err or e.msg) from None
     if image is None:
         raise unreadable(path, "damaged, or of a kind OpenCV does not decode")
-    if image.ndim == 2:
-        image = image[:, :, None]
-    elif grey is None:
-        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    image = image[:, :, None] if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     if image.dtype not in (np.uint8, np.uint16):
         raise PictureError(f"has {image.dtype} pixels", path, "only 8 and 16 bits have a defined range: convert it")
     if size is not None and (image.shape[1], image.shape[0]) != tuple(size):
         raise PictureError(f"decodes to {image.shape[1]}x{image.shape[0]}, its header says {size[0]}x{size[1]}", path,
                            "it was replaced during the run, or its orientation tag is not understood: save it upright")
-    return window.apply(image).reshape(image.shape) if image.dtype == np.uint16 else image
+    return (window or Window()).apply(image).reshape(image.shape) if image.dtype == np.uint16 else image
 
 
 def target_size(width: int, height: int, min_size: int, max_size: int) -> tuple[int, int]:

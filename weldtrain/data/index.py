@@ -10,11 +10,13 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,10 +25,11 @@ import numpy as np
 from weldtrain.config import DatasetConfig, SyntheticConfig, nearest
 from weldtrain.data import synthetic
 from weldtrain.data.images import read_image
-from weldtrain.errors import DataError, PictureError
+from weldtrain.errors import DataError, PictureError, TrainingError, one_line
 from weldtrain.formats import open_reader, stamp
 from weldtrain.formats.record import CROWD, DIFFICULT, DROPPED, ERROR, Finding, Reader, Record
 from weldtrain.formats.splits import settle_splits
+from weldtrain.telemetry.console import followed
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ _CRC_UP_TO = 64 * 2**20  # a larger file is checked by its length alone, so that
 _PARALLEL_FROM = 4000  # below that, starting processes costs more than it saves
 _PARALLEL_DECODING_FROM = 200
 _CHUNK = 500
+MAX_CLASSES, MAX_SPLITS = 1000, 100  # more are another column of a table
 
 # Findings that tell a decision rather than an oddity: said in their own words.
 _SAID_WHOLE = ("recognised", "split-made")
@@ -46,8 +50,8 @@ class AnnotationIndex:
     """Row i is one picture. All arrays are read-only views of one memory map.
 
     path_bytes uint8, path_offsets int64 [n+1]; sizes int32 [n,2] width, height in px of the upright picture; grey bool
-    [n], whether it has one channel; split_ids uint8 [n]; box_offsets int64 [n+1]; boxes float32 [m,4] x1,y1,x2,y2 in px; name_ids int32 [m] into
-    `names`; flags uint8 [m]; lines int32 [m] in the annotation file.
+    [n], whether it has one channel; split_ids uint8 [n]; box_offsets int64 [n+1]; boxes float32 [m,4] x1,y1,x2,y2 in
+    px; name_ids int32 [m] into `names`; flags uint8 [m]; lines int32 [m] in the annotation file, 0 where that has none.
     """
 
     def __init__(self, file: Path) -> None:
@@ -58,6 +62,7 @@ class AnnotationIndex:
         self.stamp: str = header["stamp"]
         self.names: list[str] = header["names"]
         self.splits: list[str] = header["splits"]
+        self.format: str = header["format"]
         self.classes: list[str] = header["classes"]  # as the format declares them, used or not
         self.findings = [Finding(*f) for f in header["findings"]]
         self._paths, self._path_offsets = arrays["path_bytes"], arrays["path_offsets"]
@@ -81,6 +86,18 @@ class AnnotationIndex:
         """Where the boxes of a picture lie in `boxes`, `name_ids`, `flags` and `lines`."""
         return slice(int(self.box_offsets[row]), int(self.box_offsets[row + 1]))
 
+    def row_of(self, box: int) -> int:
+        """The picture to which a row of `boxes` belongs."""
+        return int(np.searchsorted(self.box_offsets, box, "right")) - 1
+
+    def boxes_in(self, split: str) -> np.ndarray:
+        """bool [m]: rows of `boxes` whose picture is in a split."""
+        return np.repeat(self.split_ids == self.splits.index(split), np.diff(self.box_offsets))
+
+    def boxes_per_name(self, split: str) -> np.ndarray:
+        """int64 [len(names)]: how many boxes of each name a split has."""
+        return np.bincount(self.name_ids[self.boxes_in(split)], minlength=len(self.names))
+
     def ignored(self, boxes: slice | np.ndarray) -> np.ndarray:
         """bool: rows of `boxes` marked difficult or crowd: in no loss, and neither found nor missed in AP."""
         return (self.flags[boxes] & (DIFFICULT | CROWD)) > 0
@@ -99,7 +116,7 @@ class AnnotationIndex:
         for name_id, name in enumerate(self.names):
             if name not in classes:
                 box = int(np.flatnonzero(self.name_ids == name_id)[0])
-                row = int(np.searchsorted(self.box_offsets, box, "right")) - 1
+                row = self.row_of(box)
                 near = nearest(name, classes)
                 raise DataError(
                     f"class '{name}' is not in dataset.classes [{', '.join(classes)}]",
@@ -112,7 +129,7 @@ class AnnotationIndex:
         """Logs what the reader found odd: each kind once, how often, and the first case."""
         for finding in self.findings:
             if finding.kind in _SAID_WHOLE:
-                log.info(finding.text)
+                log.info(one_line(finding.text))
         for line in summary(f for f in self.findings if f.kind not in _SAID_WHOLE):
             log.warning(line)
 
@@ -120,9 +137,7 @@ class AnnotationIndex:
         """One line of counts: pictures, defect-free ones, boxes by class."""
         rows = self.rows(split)
         counts = np.diff(self.box_offsets)[rows]
-        picked = np.repeat(self.split_ids == self.splits.index(split), np.diff(self.box_offsets))
-        per_name = np.bincount(self.name_ids[picked], minlength=len(self.names))
-        by_class = ", ".join(f"{name} {n}" for name, n in zip(self.names, per_name))
+        by_class = ", ".join(f"{name} {n}" for name, n in zip(self.names, self.boxes_per_name(split)))
         return f"{len(rows)} pictures ({int((counts == 0).sum())} without defects), {counts.sum()} boxes: {by_class}"
 
 
@@ -160,8 +175,13 @@ def summary(findings: Iterable[Finding]) -> list[str]:
     kinds: dict[str, list[Finding]] = {}
     for f in findings:
         kinds.setdefault(f.kind, []).append(f)
-    return [f"{kind}: " + (f"{len(some)} in {len({f.file for f in some})} files, first " if len(some) > 1 else "")
-            + f"{some[0].where()}: {some[0].text}".removeprefix(": ") for kind, some in kinds.items()]
+    lines = []
+    for kind, some in kinds.items():
+        count = f"{len(some)} in {len({f.file for f in some})} files, first " if len(some) > 1 else ""
+        first = some[0]
+        text = f"{first.where()}: {first.text}".removeprefix(": ")
+        lines.append(one_line(f"{kind}: {count}{text}" + f"; {first.fix}" * bool(first.fix)))
+    return lines
 
 
 def _refuse(index: AnnotationIndex, strict: bool) -> None:
@@ -171,7 +191,8 @@ def _refuse(index: AnnotationIndex, strict: bool) -> None:
         return
     first = refused[0]
     same = [f for f in refused if f.kind == first.kind]
-    more = f" (the same in {', '.join(f.where() for f in same[1:8])}{' …' if len(same) > 8 else ''}: {len(same)} in all)" if same[1:] else ""
+    where = ", ".join(f.where() for f in same[1:8]) + " …" * (len(same) > 8)
+    more = f" (and {where}: {len(same)} of this kind)" if same[1:] else ""
     others = f"; {len(refused) - len(same)} findings of other kinds" if len(refused) > len(same) else ""
     strictly = "dataset.strict: " if first.level == DROPPED else ""
     raise DataError(f"{strictly}{first.text}{more}{others}", index.root / first.where() if first.file else index.root,
@@ -202,13 +223,8 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     reader = open_reader(dataset)
     n = len(reader.images)
     decode = dataset.bad_images == "skip"
-    workers = os.cpu_count() or 1
-    if n >= (_PARALLEL_DECODING_FROM if decode else _PARALLEL_FROM) and workers > 1:
-        chunk = min(_CHUNK, -(-n // (4 * workers)))
-        # Spawned, since a fork of a process that may hold threads and CUDA is not safe; this package's readers
-        # import no torch, so a process starts in half a second.
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep, (reader,)) as pool:
-            parts = list(pool.map(_flatten_kept, [range(i, min(i + chunk, n)) for i in range(0, n, chunk)]))
+    if n >= (_PARALLEL_DECODING_FROM if decode else _PARALLEL_FROM) and usable_cores() > 1:
+        parts = _flatten_in_parallel(reader, "reading every picture" if decode else "reading annotations")
     else:
         parts = [_flatten(reader, range(n))]
 
@@ -217,16 +233,25 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     given = [split for split, keep in zip(reader.splits, kept) if keep]
     findings = [*reader.findings, *(f for p in parts for f in p["findings"])]
     names = sorted({name for part in parts for name in part["names"]})
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{len(names)} different class names, such as {', '.join(names[:3])}", reader.folder.root,
+                        "is that the class, or the name of each object?")
     where = {name: i for i, name in enumerate(names)}
     name_ids = np.array([where[name] for p in parts for name in p["names"]], np.int32)
     boxes_per_picture = np.concatenate([p["counts"] for p in parts])
     has_class = np.zeros((len(images), len(names)), bool)
     has_class[np.repeat(np.arange(len(images)), boxes_per_picture), name_ids] = True
     assigned, more = settle_splits(images, given, has_class, dataset.split)
+    lost = sum(f.level == DROPPED and f.kind.startswith("box-") for f in findings)
     if not images:
-        more = [Finding(ERROR, "nothing-left", "", 0, "no picture is left that can be used", "see the other findings")]
-
+        more.append(Finding(ERROR, "nothing-left", "", 0, "no picture is left that can be used", "see the other findings"))
+    elif lost and not len(name_ids):
+        more.append(Finding(ERROR, "nothing-left", "", 0, f"all {lost} boxes were dropped",
+                            "are they in pixels of these pictures?"))
     splits = sorted(set(assigned))
+    if len(splits) > MAX_SPLITS:
+        raise DataError(f"{len(splits)} different splits, such as {', '.join(splits[:3])}", reader.folder.root,
+                        "expected names such as train, val and test")
     encoded = [image.encode("utf-8", "surrogateescape") for image in images]
     arrays = {
         "path_bytes": np.frombuffer(b"".join(encoded), np.uint8),
@@ -240,17 +265,41 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
         "flags": np.concatenate([p["flags"] for p in parts]),
         "lines": np.concatenate([p["lines"] for p in parts]),
     }
-    header = {"root": str(dataset.root), "stamp": stamp_before, "names": names, "splits": splits, "classes": reader.classes,
-              "findings": findings + more}
+    header = {"root": str(dataset.root), "stamp": stamp_before, "format": reader.dataset.format, "names": names,
+              "splits": splits, "classes": reader.classes, "findings": findings + more}
     return header, arrays
 
 
-_kept: Reader  # the pool's processes receive the reader once, not with every chunk
+def usable_cores() -> int:
+    """Cores this process may run on, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _keep(reader: Reader) -> None:
+def _flatten_in_parallel(reader: Reader, what: str) -> list[dict]:
+    n, workers = len(reader.images), usable_cores()
+    chunk = max(1, min(_CHUNK, n // (4 * workers)))
+    chunks = [range(i, min(i + chunk, n)) for i in range(0, n, chunk)]
+    # Handed over in a file: a process that dies before it has read a large argument leaves its parent waiting for ever.
+    with tempfile.NamedTemporaryFile(prefix="weldtrain-") as file:
+        pickle.dump(reader, file, pickle.HIGHEST_PROTOCOL)
+        file.flush()
+        # Spawned, since a fork of a process that may hold threads and CUDA is not safe; this package's readers
+        # import no torch, so a process starts in half a second.
+        try:
+            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep, (file.name,)) as pool:
+                return list(followed(pool.map(_flatten_kept, chunks), len(chunks), what))
+        except BrokenProcessPool as e:
+            raise TrainingError("a process that was reading annotations and pictures died", reader.folder.root,
+                                "most often for lack of memory: is one picture very large? Lower dataset.max_megapixels") from e
+
+
+_kept: Reader  # each process reads it once, not with every chunk
+
+
+def _keep(file: str) -> None:
     global _kept
-    _kept = reader
+    with open(file, "rb") as f:
+        _kept = pickle.load(f)
 
 
 def _flatten_kept(rows: range) -> dict:

@@ -18,6 +18,7 @@ from weldtrain.config import LoaderConfig
 from weldtrain.data.batch import STRIDE, Batch, Failure, collate
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.images import target_size
+from weldtrain.data.index import usable_cores
 from weldtrain.data.sampler import EpochSampler
 from weldtrain.errors import ConfigError, DataError, TrainingError
 
@@ -159,12 +160,7 @@ def batch_bytes(dataset: DetectionDataset, batch_size: int) -> int:
     scaled = [target_size(w, h, dataset.min_size, dataset.max_size) for w, h in sizes]
     width = -(-max(w for w, _ in scaled) // STRIDE) * STRIDE
     height = -(-max(h for _, h in scaled) // STRIDE) * STRIDE
-    return batch_size * 3 * width * height
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return batch_size * (1 if dataset.index.grey[dataset.rows].all() else 3) * width * height
 
 
 def _pin(wanted: bool | str, device: torch.device, workers: int, pinned_bytes: int) -> tuple[bool, str]:

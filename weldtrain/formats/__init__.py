@@ -31,42 +31,69 @@ def open_reader(dataset: DatasetConfig) -> Reader:
     if dataset.format == "auto":
         dataset, why = recognise(folder, dataset)
         notes.append(Finding(NOTE, "recognised", "", 0, why))
-    reader = _READERS[dataset.format](folder, dataset)
+    try:
+        reader = _READERS[dataset.format](folder, dataset)
+    except DataError as error:
+        raise _hinted(error, folder, dataset) from None
+    unused = _split_csv(folder)
+    if unused and dataset.split_csv is None:
+        notes.append(Finding(NOTE, "split-unused", unused, 0, "is not used", f"if it should be, set dataset.split_csv={unused}"))
     reader.findings[:0] = notes
     return reader
 
 
 def recognise(folder: Folder, dataset: DatasetConfig) -> tuple[DatasetConfig, str]:
     """The settings with the format that the folder is in, and why it was taken for that. Raises DataError if for none."""
+    found = _formats(folder, dataset)
+    if not found:
+        kinds = Counter(Path(n).suffix.lower() for n in folder.names)
+        raise DataError("holds no annotations of a known format", folder.root,
+                        f"found {', '.join(f'{n} {suffix}' for suffix, n in kinds.most_common(6))}; known are Pascal VOC (.xml) "
+                        "and YOLO (.txt), each file named as its picture, COCO (.json), and .csv with image,x1,y1,x2,y2,class")
+    name, reason = next(iter(found.items()))
+    others = [f"{other} ({what}): dataset={other}" for other, what in found.items() if other != name
+              and (name, other) != ("welding_v2", "voc")]
+    given = {"split_csv": dataset.split_csv or _split_csv(folder) or None}
+    folders = {k: getattr(dataset, k) or folder.has_folder(_ARTICLE[k]) for k in ("images", "annotations")}
+    if name == "welding_v2" and all(folders.values()):
+        given |= folders
+    why = f"dataset=auto: read as {name}, because of {reason}"
+    if given["split_csv"] and name != "welding_v2":
+        why += f", with the splits of {given['split_csv']}"
+    return replace(dataset, format=name, **given), why + (f"; there is also {'; '.join(others)}" if others else "")
+
+
+def _formats(folder: Folder, dataset: DatasetConfig) -> dict[str, str]:
+    """Every format that a folder may be in, the likeliest first, and what speaks for it."""
     found: dict[str, str] = {}
-    xml, text = folder.ending((".xml",)), folder.ending((".txt",))
-    split_csv = next((n for n in folder.names if n.lower() == _ARTICLE["split_csv"]), "")
+    xml, split_csv = _named_as_pictures(folder, ".xml"), _split_csv(folder)
     if xml and split_csv:
         found["welding_v2"] = f"{len(xml)} .xml files and {split_csv}"
-    described, content = yolo.find_yaml(folder)
+    described, content = yolo.find_yaml(folder, dataset.annotations)
     if described and any(content.get(k) for k in ("train", "val", "test", "path")):
         found["yolo"] = described
     if xml:
         found["voc"] = f"{len(xml)} .xml files, such as {xml[0]}"
     if tables := [n for n in folder.ending((".json",)) if coco.is_coco(folder, n)]:
         found["coco"] = " and ".join(tables[:3])
-    if labels := _labels(folder, text):
+    if labels := _labels(folder):
         found.setdefault("yolo", f"rows of numbers in {labels}")
     if tables := [n for n in folder.ending((".csv",)) if table.has_boxes(folder, n)]:
         found["csv"] = " and ".join(tables[:3])
-    if not found:
-        kinds = Counter(Path(n).suffix.lower() for n in folder.names)
-        raise DataError("holds no annotations of a known format", folder.root,
-                        f"found {', '.join(f'{n} {suffix}' for suffix, n in kinds.most_common(6))}; known are Pascal VOC (.xml), "
-                        "YOLO (.txt), COCO (.json), and .csv with image,x1,y1,x2,y2,class")
+    return found
+
+
+def _hinted(error: DataError, folder: Folder, dataset: DatasetConfig) -> DataError:
+    """An error of a reader, and the format to choose if the folder is not in that reader's."""
+    try:
+        found = _formats(folder, dataset)
+    except DataError:
+        return error
+    if not found or dataset.format in found:
+        return error
     name, reason = next(iter(found.items()))
-    others = [f"{other} ({what}): dataset={other}" for other, what in found.items() if other != name
-              and (name, other) != ("welding_v2", "voc")]
-    why = f"dataset=auto: read as {name}, because of {reason}" + (f"; there is also {'; '.join(others)}" if others else "")
-    given = {k: getattr(dataset, k) or v for k, v in _ARTICLE.items()} if name == "welding_v2" else {}
-    if given and not all(folder.has_folder(given[k]) for k in ("images", "annotations")):
-        given = {"split_csv": given["split_csv"]}
-    return replace(dataset, format=name, **given), why
+    what, where, _ = error.args
+    return type(error)(what, where, f"{reason} look like {name}: set dataset={name}, or auto")
 
 
 def stamp(dataset: DatasetConfig) -> str:
@@ -75,17 +102,26 @@ def stamp(dataset: DatasetConfig) -> str:
     return stamp_files([root, root / dataset.split_csv] if dataset.split_csv else [root])
 
 
-def _labels(folder: Folder, text: list[str]) -> str:
-    """The first text that has a picture's stem and the look of a YOLO label."""
+def _named_as_pictures(folder: Folder, suffix: str) -> list[str]:
+    """The files of a suffix that have a picture's stem."""
     stems = {p.rpartition("/")[2].rpartition(".")[0].casefold() for p in folder.pictures}
-    own = [n for n in text if n.rpartition("/")[2][:-4].casefold() in stems]
-    for name in own[:200]:  # the first few may be empty: pictures without defects
+    return [n for n in folder.ending((suffix,)) if n.rpartition("/")[2][: -len(suffix)].casefold() in stems]
+
+
+def _labels(folder: Folder) -> str:
+    """The first text that has a picture's stem and the look of a YOLO label."""
+    for name in _named_as_pictures(folder, ".txt")[:200]:  # the first few may be empty: pictures without defects
         try:
             if yolo.looks_like_labels(read_text(folder.path(name))):
                 return name
         except DataError:
             continue
     return ""
+
+
+def _split_csv(folder: Folder) -> str:
+    places = folder.places(_ARTICLE["split_csv"])
+    return next((n for n in folder.names if n.lower() in map(str.lower, places)), "")
 
 
 def _root(dataset: DatasetConfig) -> Path:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import mmap
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,49 +11,32 @@ import numpy as np
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder
-from weldtrain.formats.pictures import Header
-from weldtrain.formats.record import CROWD, DIFFICULT, ERROR, Box, Finding, Reader, Size
-from weldtrain.formats.splits import own_splits, split_of_path
+from weldtrain.formats.listed import Listed
+from weldtrain.formats.record import CROWD, DIFFICULT, ERROR, Finding
+from weldtrain.formats.splits import split_of_path
 
 MAX_JSON_BYTES = 2 * 2**30
 _KEYS = ("images", "annotations", "categories")
 
 
-class Coco(Reader):
+class Coco(Listed):
     """Classes are the names of `categories`; a listed picture without annotations is defect-free."""
 
+    names_every_picture = True
+    box_is_called = "annotation"
+
     def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
-        super().__init__(folder, dataset)
         files = [n for n in folder.chosen(dataset.annotations, (".json",)) if is_coco(folder, n)]
         if not files:
             raise DataError("no COCO file: a .json with images, annotations and categories", folder.root,
                             "set dataset.annotations, or choose dataset=auto")
-        self._rows: dict[str, list[tuple]] = {}  # picture -> (corners, name, flags, what it is called)
-        self._sizes: dict[str, tuple[float, float]] = {}
-        chosen: dict[str, tuple[str, str]] = {}
-        for file in files:
-            self._read_file(file, _load(folder, file), chosen)
-        if not chosen:
-            problem = next((f for f in self.findings if f.level == ERROR), None)
-            raise DataError("lists no picture that is there", folder.path(files[0]), problem.text if problem else "export it anew")
-        if dataset.split_csv is not None or not any(split for _, split in chosen.values()):
-            splits, _, found = own_splits(folder, dataset.split_csv)
-            self.findings += found
-            chosen = {p: (source, (splits or {}).get(p, "")) for p, (source, _) in chosen.items()}
-        self.unlisted(chosen, " and ".join(files))
-        self.settle(chosen, "")
-        self._flatten()
+        super().__init__(folder, dataset, files)
 
-    def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:
-        if (claimed := self._claimed[i]).all():
-            yield Size(*map(float, claimed), 0)
-        for k in range(self._starts[i], self._starts[i + 1]):
-            yield Box(tuple(map(float, self._corners[k])), self.classes[self._names[k]], 0, int(self._flags[k]), self._called[k])
-
-    def _read_file(self, file: str, content: dict[str, list], chosen: dict[str, tuple[str, str]]) -> None:
+    def read_file(self, file: str) -> None:
         def wrong(kind: str, text: str, fix: str) -> None:
             self.findings.append(Finding(ERROR, kind, file, 0, text, fix))
 
+        content = _load(self.folder, file)
         names: dict[Any, str] = {}
         for category in content["categories"]:
             number, name = _get(category, "id"), _get(category, "name")
@@ -65,36 +46,23 @@ class Coco(Reader):
                 wrong("category-twice", f"categories '{names[number]}' and '{name}' have the id {number}", "number them apart")
             else:
                 names[number] = name.strip()
-        self.classes += [n for _, n in sorted(names.items(), key=lambda item: (str(type(item[0])), item[0])) if n not in self.classes]
+        ordered = sorted(names.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+        self.classes += [n for n in dict.fromkeys(name for _, name in ordered) if n not in self.classes]
 
-        pictures: dict[Any, str] = {}
+        named: dict[Any, str] = {}
+        pictures: dict[Any, str | None] = {}
         split = split_of_path(file)
         for image in content["images"]:
             number, name = _get(image, "id"), _get(image, "file_name")
             if not _is_id(number) or not isinstance(name, str):
                 wrong("image-broken", f"image {_short(image)} has no id or file_name", "give it both")
-                continue
-            if number in pictures:
-                wrong("image-twice", f"two images have the id {number}: {pictures[number]} and {name}", "number them apart")
-                continue
-            pictures[number] = name
-            found = self.folder.find(name, file.rpartition("/")[0])
-            if len(found) > 1:
-                found = [p for p in found if split and split_of_path(p) == split] or found
-            if len(found) != 1:
-                kind, text = ("picture-unclear", f"may mean {' or '.join(found)}") if found else ("picture-missing", "is nowhere below the root")
-                wrong(kind, f"image {number}: '{name}' {text}", "restore it, or take it out of the file")
-                continue
-            if (earlier := chosen.get(found[0])) is not None:
-                wrong("image-twice", f"image {number}: {found[0]} is listed in {earlier[0]} already",
-                      "list a picture once; if both files mean the same, choose one with dataset.annotations")
-                continue
-            pictures[number] = found[0]
-            chosen[found[0]] = (file, split)
-            self._rows[found[0]] = []
-            width, height = (_get(image, side) for side in ("width", "height"))
-            self._sizes[found[0]] = (float(width), float(height)) if _is_number(width) and _is_number(height) else (0.0, 0.0)
+            elif number in named:
+                wrong("image-twice", f"two images have the id {number}: {named[number]} and {name}", "number them apart")
+            else:
+                named[number] = name
+                pictures[number] = self._picture(number, name, image, file, split, wrong)
 
+        coordinates = []
         for position, annotation in enumerate(content["annotations"], 1):
             number, category = _get(annotation, "id", f"at position {position}"), _get(annotation, "category_id")
             image = _get(annotation, "image_id")
@@ -103,25 +71,30 @@ class Coco(Reader):
                 wrong("class-number", f"{called} has category_id {_short(category)}, which is in no category",
                       f"the categories are {', '.join(f'{k} {v}' for k, v in names.items())}")
             elif not _is_id(image) or image not in pictures:
-                wrong("image-unknown", f"{called} has image_id {_short(image)}, which is in no image", "delete it or restore the image")
+                wrong("image-unknown", f"{called} has image_id {_short(image)}, which is in no image",
+                      "delete it or restore the image")
             elif isinstance(corners := _corners(annotation), str):
                 wrong("box-broken", f"{called} ({names[category]}) {corners}", "give it a bbox [x, y, width, height] in pixels")
-            elif pictures[image] in self._rows and chosen[pictures[image]][0] == file:
-                flags = (CROWD if _get(annotation, "iscrowd") in (1, True) else 0) | (DIFFICULT if _get(annotation, "ignore") in (1, True) else 0)
-                self._rows[pictures[image]].append((corners, names[category], flags, called))
+            elif picture := pictures[image]:
+                flags = sum(flag for key, flag in (("iscrowd", CROWD), ("ignore", DIFFICULT)) if _get(annotation, key) == 1)
+                self.add(picture, corners, names[category], flags, number)
+                coordinates.append(corners)
+        self.refuse_shares(np.array(coordinates), file)
 
-    def _flatten(self) -> None:
-        """Into arrays, which travel to other processes at little cost."""
-        counts = [len(self._rows[p]) for p in self.images]
-        rows = list(itertools.chain.from_iterable(self._rows[p] for p in self.images))
-        where = {name: k for k, name in enumerate(self.classes)}
-        self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self._corners = np.array([r[0] for r in rows], np.float64).reshape(-1, 4)
-        self._names = np.array([where[r[1]] for r in rows], np.int32)
-        self._flags = np.array([r[2] for r in rows], np.uint8)
-        self._called = [r[3] for r in rows]
-        self._claimed = np.array([self._sizes[p] for p in self.images], np.float64).reshape(-1, 2)
-        self._rows, self._sizes = {}, {}
+    def _picture(self, number: Any, name: str, image: Any, file: str, split: str, wrong) -> str | None:
+        """The picture of an entry in `images`, or None where there is none to be had."""
+        found = self.find(name, file)
+        if len(found) != 1:
+            kind, text = self.no_picture(found)
+            wrong(kind, f"image {number}: '{name}' {text}", "restore it, or take it out of the file")
+            return None
+        if found[0] in self._chosen:
+            wrong("image-twice", f"image {number}: {found[0]} is listed in {self._chosen[found[0]][0]} already",
+                  "list a picture once; if both files mean the same, choose one with dataset.annotations")
+            return None
+        width, height = (_get(image, side) for side in ("width", "height"))
+        self.place(found[0], file, split, (float(width), float(height)) if _is_number(width) and _is_number(height) else None)
+        return found[0]
 
 
 def is_coco(folder: Folder, name: str) -> bool:
@@ -177,11 +150,13 @@ def _get(item: Any, key: str, default: Any = None) -> Any:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, (int, str)) and not isinstance(value, bool)
+    # pandas writes whole numbers as 1.0, which Python takes for the same key as 1.
+    return (isinstance(value, (int, str)) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300 or value != value
+    # NaN and Infinity are numbers of Python's JSON: they make a box that is dropped. A longer integer is no float.
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300)
 
 
 def _short(value: Any) -> str:

@@ -33,13 +33,24 @@ class Folder:
         names = list_files(root)
         self.names = [n for n in names if n.lower().endswith(DATA_SUFFIXES)]
         self.strange = Counter(s for n in names if (s := _suffix(n)) in _OTHER_PICTURES)
-        self.images = self.folder(images, "images") if images else ""
-        self.pictures = self.ending(IMAGE_SUFFIXES, self.images)
-        self._by_stem = _grouped(self.pictures)
+        # The folder that holds all the others, as archives often unpack; "" where that is the root.
+        first, last = (n.split("/")[:-1] for n in (self.names[0], self.names[-1])) if self.names else ([], [])
+        self.top = "/".join(first[: _common(first, last)])
         self._loose: list[tuple[str, str]] = []
+        self.narrow(self.folder(images, "images") if images else "")
+
+    def narrow(self, images: str) -> None:
+        """Takes only the pictures below a folder."""
+        self.images = images
+        self.pictures = self.ending(IMAGE_SUFFIXES, images)
+        self._by_stem = _grouped(self.pictures)
 
     def path(self, name: str) -> Path:
         return self.root / name
+
+    def places(self, name: str) -> tuple[str, ...]:
+        """Where a file or folder of a fixed name may lie: at the root, or in the one folder that holds all others."""
+        return (name, f"{self.top}/{name}".rstrip("/")) if self.top else (name,)
 
     def ending(self, suffixes: tuple[str, ...], below: str = "") -> list[str]:
         """The files with one of these suffixes, in any case, below a folder."""
@@ -51,22 +62,28 @@ class Folder:
         files = self.ending(suffixes)
         if wanted is None:
             return files
-        pattern = _key("/".join(_parts(wanted)))
-        return [n for n in files if fnmatch.fnmatchcase(_key(n), pattern)] or self.ending(suffixes, self.folder(wanted, "annotations"))
+        pattern = folded("/".join(path_parts(wanted)))
+        matching = [n for n in files if fnmatch.fnmatchcase(folded(n), pattern)]
+        return matching or self.ending(suffixes, self.folder(wanted, "annotations"))
 
     def folder(self, name: str, which: str) -> str:
         """`name` as the listing spells it. Raises DataError if no data file lies below it."""
-        wanted = f"{'/'.join(_parts(name))}/"
+        wanted = f"{'/'.join(path_parts(name))}/"
         for n in self.names:
-            if _key(n).startswith(_key(wanted)):
-                return n[: len(wanted) - 1]
+            if folded(n).startswith(folded(wanted)):
+                return _first(n, wanted.count("/"))
         near = ", ".join(sorted({n.split("/")[0] for n in self.names if "/" in n})) or "no folder at all"
         raise DataError("no such folder, or no data in it", self.root / name, f"set dataset.{which}; {self.root} holds {near}")
 
     def has_folder(self, name: str) -> str:
-        """`name` as the listing spells it, or "" where no data file lies below it."""
-        wanted = _key(name) + "/"
-        return next((n[: len(name)] for n in self.names if _key(n).startswith(wanted)), "")
+        """A folder of that name as the listing spells it, or "" where no data file lies below it."""
+        for same in (str, folded):  # `Images` and `images` may be two folders
+            for place in self.places(name):
+                wanted = same(f"{place}/")
+                for n in self.names:
+                    if same(n).startswith(wanted):
+                        return _first(n, wanted.count("/"))
+        return ""
 
     def find(self, reference: str, near: str = "") -> list[str]:
         """The pictures that a name in an annotation or list may mean: none, one, or several equally likely.
@@ -75,13 +92,14 @@ class Folder:
         around, a missing extension and folders above the root do not matter. Of pictures of one name, the one
         that shares most of its folders with the reference is meant, then the one nearest to the folder `near`.
         """
-        parts = _parts(reference)
+        parts = path_parts(reference)
         if not parts:
             return []
-        name, stem = _key(parts[-1]), _key(_stem(parts[-1]))
-        found = self._by_stem.get(name, []) + [p for p in self._by_stem.get(stem, []) if name == _key(p.rpartition("/")[2])]
-        # A picture that was converted keeps its stem.
-        found = found or ([p for p in self._by_stem.get(stem, [])] if _suffix(name) in IMAGE_SUFFIXES else [])
+        name, stem = folded(parts[-1]), folded(_stem(parts[-1]))
+        alike = self._by_stem.get(stem, [])
+        found = [p for p in alike if name == folded(p.rpartition("/")[2])] or self._by_stem.get(name, [])
+        if not found and _suffix(name) in IMAGE_SUFFIXES:  # a picture that was converted keeps its stem
+            found = alike
         if len(found) > 1:
             closest = max(_closeness(p, parts, near) for p in found)
             best = [p for p in found if _closeness(p, parts, near) == closest]
@@ -89,7 +107,7 @@ class Folder:
             best = found
         if not best:
             return []
-        tail = _common(reversed([_key(p) for p in parts[:-1]]), reversed([_key(p) for p in best[0].split("/")[:-1]]))
+        tail = _common(reversed([folded(p) for p in parts[:-1]]), reversed([folded(p) for p in best[0].split("/")[:-1]]))
         whole = tail in (len(parts) - 1, best[0].count("/"))
         if not whole and len(found) > 1:  # which one, nobody can tell
             return []
@@ -106,7 +124,7 @@ class Folder:
         by_stem = _grouped(annotations)
         wanting: dict[str, list[str]] = {}
         for picture in pictures:
-            wanting.setdefault(_key(_stem(picture.rpartition("/")[2])), []).append(picture)
+            wanting.setdefault(folded(_stem(picture.rpartition("/")[2])), []).append(picture)
         pairs: dict[str, str] = {}
         unclear: list[tuple[str, list[str]]] = []
         for stem, group in wanting.items():
@@ -219,12 +237,17 @@ def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) ->
                 yield prefix + entry.name, entry
 
 
-def _parts(reference: str) -> list[str]:
+def path_parts(reference: str) -> list[str]:
     """The components of a path as any system writes it, without drive, root and dots."""
     return [p for p in reference.strip().replace("\\", "/").split("/") if p not in ("", ".", "..") and not p.endswith(":")]
 
 
-def _key(name: str) -> str:
+def _first(path: str, count: int) -> str:
+    """The first components of a path; by their number, since two spellings of one name may differ in length."""
+    return "/".join(path.split("/")[:count])
+
+
+def folded(name: str) -> str:
     """What is equal on some file system: letter case, and how accents are composed."""
     return (name if name.isascii() else unicodedata.normalize("NFC", name)).casefold()
 
@@ -242,7 +265,7 @@ def _suffix(name: str) -> str:
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(_key(_stem(name.rpartition("/")[2])), []).append(name)
+        groups.setdefault(folded(_stem(name.rpartition("/")[2])), []).append(name)
     return groups
 
 
@@ -258,7 +281,7 @@ def _common(a: Iterable[str], b: Iterable[str]) -> int:
 
 def _closeness(path: str, parts: Sequence[str], near: str) -> tuple:
     own = path.split("/")
-    tail = _common(reversed([_key(p) for p in parts[:-1]]), reversed([_key(p) for p in own[:-1]]))
+    tail = _common(reversed([folded(p) for p in parts[:-1]]), reversed([folded(p) for p in own[:-1]]))
     exact = own[-1] == parts[-1] or _stem(own[-1]) == parts[-1]
     return tail, tail == len(own) - 1, exact, _common(own[:-1], near.split("/"))
 

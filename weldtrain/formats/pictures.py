@@ -36,13 +36,15 @@ def picture_header(path: Path, max_megapixels: float) -> Header:
         with open(path, "rb") as file:
             with Image.open(file) as image:
                 width, height = image.size
-                turned = image.getexif().get(ExifTags.Base.Orientation) in _TRANSPOSED
+                # Not a PNG's own getexif, which decodes the whole picture in search of a tag behind it.
+                turned = Image.Image.getexif(image).get(ExifTags.Base.Orientation) in _TRANSPOSED
                 # Pillow has swapped the sides of a turned TIFF already.
                 if turned and image.format != "TIFF":
                     width, height = height, width
-                header = Header(width, height, image.mode in _GREY, image.n_frames if image.format == "TIFF" else 1)
+                header = Header(width, height, image.mode in _GREY, _pages(image))
                 if image.mode == "F":
-                    raise PictureError("has floating-point pixels", path, f"save it with 8 or 16 bit, which have a defined range; {_FIX}")
+                    raise PictureError("has floating-point pixels", path,
+                                       f"save it with 8 or 16 bit, which have a defined range; {_FIX}")
                 is_jpeg = image.format in ("JPEG", "MPO")
             if is_jpeg and not _ends(file):
                 raise cut_off(path)
@@ -83,8 +85,15 @@ def unreadable(path: Path, cause: object = "") -> PictureError:
     elif _start(path).lstrip()[:1] == b"<":
         what = "is not a picture but a page of HTML or XML"
     else:
-        what = f"cannot be read as a picture ({str(cause).replace(str(path), path.name)})" if str(cause) else "cannot be read as a picture"
+        what = "cannot be read as a picture" + (f" ({str(cause).replace(str(path), path.name)})" if str(cause) else "")
     return PictureError(what, path, _FIX)
+
+
+def _pages(image: Image.Image) -> int:
+    try:
+        return image.n_frames if image.format == "TIFF" else 1
+    except (OSError, SyntaxError, struct.error, ValueError, TypeError, KeyError, EOFError):  # a later page is damaged
+        return 1
 
 
 def _ends(file: BinaryIO) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weldtrain.config import DatasetConfig
+from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder
 from weldtrain.formats.pictures import Header, picture_header
 
@@ -16,6 +17,8 @@ DIFFICULT = 1
 CROWD = 2
 # An edge that is less than this many pixels long is no box: zero after rounding or resizing.
 MIN_SIDE_PX = 0.5
+# Tools that draw write a box a little over the edge; beyond this a number is no share of the picture.
+LARGEST_SHARE = 2.0
 
 # Levels of a finding. What is DROPPED is refused under dataset.strict.
 ERROR = "error"
@@ -94,9 +97,16 @@ class Reader:
         return make_record(self.images[i], header, self.sources[i], self.annotations(i, header), self.dataset)
 
     def match(self, pictures: Iterable[str], annotations: Sequence[str]) -> dict[str, str]:
-        """Picture -> its annotation file, by name and place; what stays unclear or unused becomes a finding."""
+        """Picture -> its annotation file, by name and place; what stays unclear or unused becomes a finding.
+
+        Raises DataError if there are pictures and none has an annotation.
+        """
         pictures = list(pictures)
         pairs, unclear = self.folder.pair(pictures, annotations)
+        if pictures and not pairs:
+            raise DataError(f"no annotation for any of {len(pictures)} pictures", self.folder.root,
+                            f"for {pictures[0]} a file of the same name was looked for everywhere; found are "
+                            f"{annotations[0] if annotations else 'none'}{' and others' * (len(annotations) > 1)}")
         self.findings += [Finding(ERROR, "pair-unclear", name, 0, f"may belong to {' or '.join(others)}",
                                   "rename or remove all but one") for name, others in unclear]
         stray = sorted(set(annotations) - set(pairs.values()) - {name for _, others in unclear for name in others})
@@ -116,7 +126,7 @@ class Reader:
             missing = "error"  # the wrong place, rather than a data set of perfect welds
         if bare and missing == "error":
             self.findings += [
-                Finding(ERROR, "annotation-missing", image, 0, f"no annotation in {where or self.folder.root}",
+                Finding(ERROR, "annotation-missing", image, 0, f"no annotation in {where or 'the folder'}",
                         "a picture without defects has an empty one; or set dataset.missing=negative or skip")
                 for image in bare]
         elif bare:
@@ -132,11 +142,23 @@ class Reader:
                 self.splits.append(split)
         self.findings += self.folder.notes()
 
+    def no_picture(self, found: Sequence[str]) -> tuple[str, str]:
+        """The kind of finding and the words for a name that means no picture, or several."""
+        if found:
+            return "picture-unclear", f"may mean {' or '.join(found)}"
+        return "picture-missing", "is nowhere below the root"
+
     def unlisted(self, listed: Iterable[str], by: str) -> None:
         """Counts the pictures that the data's own list does not name: they are not used."""
         rest = sorted(set(self.folder.pictures) - set(listed))
         if rest:
             self.findings.append(Finding(NOTE, "picture-unlisted", rest[0], 0, f"{len(rest)} pictures are not in {by}: not used"))
+
+
+def are_shares(coordinates: np.ndarray) -> bool:
+    """Whether the coordinates of a whole file are shares of the picture, where pixels were expected."""
+    finite = np.abs(coordinates[np.isfinite(coordinates)])
+    return bool(finite.any()) and finite.max() <= LARGEST_SHARE
 
 
 def make_record(
@@ -189,7 +211,7 @@ def _noted(item: Box | Size | Finding, source: str, header: Header, findings: li
             turned = claimed == true[::-1]
             findings.append(Finding(
                 NOTE, "size-transposed" if turned else "size-differs", source, item.line,
-                f"says {claimed[0]:g}x{claimed[1]:g}, the picture is {true[0]}x{true[1]}" + (" as a viewer shows it" if turned else ""),
+                f"says {claimed[0]:g}x{claimed[1]:g}, the picture is {true[0]}x{true[1]}" + " as a viewer shows it" * turned,
                 "were the boxes drawn on the picture as it lies in the file?" if turned else
                 "was the picture resized after its boxes were drawn?"))
     return not isinstance(item, Box)

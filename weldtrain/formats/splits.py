@@ -18,6 +18,10 @@ from weldtrain.formats.files import Folder, encoding_of, first_line, read_text
 from weldtrain.formats.record import DROPPED, ERROR, NOTE, Finding
 
 _NAMED = re.compile(r"(train|val|valid|validation|test)(?:ing)?(?:[-_]?\d{4})?", re.IGNORECASE)
+# What tools append to the name of a picture of which they made a copy, and how frames of a film are numbered.
+_COPY = re.compile(r"([._]rf[._]|_)[0-9a-f]{32}$", re.IGNORECASE)
+_SUFFIX_IN_NAME = re.compile(r"[._](jpe?g|png|bmp|tiff?|webp)$", re.IGNORECASE)
+_FRAME = re.compile(r"(.*(?:mp4|avi|mov|mkv|wmv|webm|vid|video|clip|frames?)[-_ .]*)\d+$", re.IGNORECASE)
 _SAME = {"valid": "val", "validation": "val", "training": "train", "testing": "test"}
 
 
@@ -37,6 +41,20 @@ def split_of_path(path: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def source_of(path: str) -> str:
+    """What a picture is a frame or a copy of, as far as its name tells: `a/film_mp4` for `a/train/film_mp4-12.jpg` and
+    `weld` for `weld_jpg.rf.<hash>.jpg`. Else its own path without suffix."""
+    *folders, name = path.rpartition(".")[0].split("/")
+    source = name
+    for ending in (_COPY, _SUFFIX_IN_NAME, _SUFFIX_IN_NAME):  # Roboflow repeats the suffix: x_jpeg_jpg.rf.<hash>
+        source = ending.sub("", source)
+    if match := _FRAME.match(source):
+        source = match[1].rstrip("-_ .")
+    if source == name:
+        return path.rpartition(".")[0]
+    return "/".join([*(f for f in folders if not _NAMED.fullmatch(f) and f.lower() != "images"), source])
+
+
 def own_splits(folder: Folder, split_csv: str | None) -> tuple[dict[str, str] | None, str, list[Finding]]:
     """Picture -> split as the folder itself says, where it says so, and in which words.
 
@@ -46,12 +64,12 @@ def own_splits(folder: Folder, split_csv: str | None) -> tuple[dict[str, str] | 
     if split_csv is not None:
         path = folder.path(split_csv)
         listed, findings = read_split_csv(path)
-        entries = ((name, split, line, path.name) for name, (split, line) in listed.items())
-        splits, more = _resolved(folder, entries)
-        return splits, path.name, findings + more
+        splits, more = _resolved(folder, ((name, split, line, split_csv) for name, (split, line) in listed.items()))
+        return splits, split_csv, [f._replace(file=split_csv) for f in findings] + more
     for place in ("ImageSets/Main", "ImageSets", "splits", ""):
+        places = [p.lower() for p in folder.places(place)]
         lists = {n: split_name(stem) for n in folder.ending((".txt",))
-                 if n.rpartition("/")[0].lower() == place.lower() and _NAMED.fullmatch(stem := n.rpartition("/")[2][:-4])}
+                 if n.rpartition("/")[0].lower() in places and _NAMED.fullmatch(stem := n.rpartition("/")[2][:-4])}
         if "train" in lists.values():
             splits, findings = read_lists(folder, lists.items())
             return splits, " and ".join(lists), findings
@@ -81,7 +99,8 @@ def _resolved(folder: Folder, entries: Iterable[tuple[str, str, int, str]]) -> t
     for name, split, line, file in entries:
         found = folder.find(name, file.rpartition("/")[0]) or folder.find(re.sub(r"\s+(-1|0|1)$", "", name))
         if not found:
-            findings.append(Finding(ERROR, "picture-missing", file, line, f"no picture for '{name}' below {folder.images or folder.root}",
+            where = f" below {folder.images}" if folder.images else ""
+            findings.append(Finding(ERROR, "picture-missing", file, line, f"no picture for '{name}'{where}",
                                     "restore it, or take the line out; set dataset.images if pictures lie elsewhere"))
         elif len(found) > 1:
             findings.append(Finding(ERROR, "picture-unclear", file, line, f"'{name}' may mean {' or '.join(found)}",
@@ -93,7 +112,8 @@ def _resolved(folder: Folder, entries: Iterable[tuple[str, str, int, str]]) -> t
                                         f"{found[0]} is in {split} here and in {earlier[0]} at {earlier[1]}",
                                         "a picture belongs to one split, else the detector is judged on what it has seen"))
             elif earlier[1] != f"{file}:{line}":
-                findings.append(Finding(NOTE, "listed-twice", file, line, f"'{name}' stands at {earlier[1]} already: counted once"))
+                findings.append(Finding(NOTE, "listed-twice", file, line,
+                                        f"'{name}' stands at {earlier[1]} already: counted once"))
     return {picture: split for picture, (split, _) in splits.items()}, findings
 
 
@@ -123,7 +143,8 @@ def read_split_csv(path: Path) -> tuple[dict[str, tuple[str, int]], list[Finding
             raise DataError(f"'{image_id}' is in {split} here and in {earlier[0]} on line {earlier[1]}", f"{path}:{line}",
                             "a picture belongs to one split, else the detector is judged on what it has seen")
         if earlier[1] != line:
-            findings.append(Finding(NOTE, "listed-twice", path.name, line, f"'{image_id}' stands on line {earlier[1]} already: counted once"))
+            findings.append(Finding(NOTE, "listed-twice", path.name, line,
+                                    f"'{image_id}' stands on line {earlier[1]} already: counted once"))
     if not splits:
         raise DataError("lists no picture", path, "expected lines such as 001,train")
     return splits, findings
@@ -164,6 +185,8 @@ def settle_splits(
     findings = [Finding(NOTE, "split-odd", "", 0, f"split '{name}' is none of train, val and test: used where a key names it")
                 for name in sorted(set(splits) - {"", "train", "val", "test"})]
     known = set(splits) - {""}
+    if not images:
+        return [], findings
     if cfg.make == "always" or (cfg.make == "missing" and not known):
         pool, shares = range(len(images)), {"val": cfg.val, "test": cfg.test}
     elif cfg.make == "missing" and "train" in known and "val" not in known:
@@ -173,7 +196,13 @@ def settle_splits(
     else:
         raise DataError("the data names no splits", "dataset.split.make", "set it to missing, or give dataset.split_csv")
     if len(pool):
+        wanted = {"train", *(s for s in shares if shares[s])}
         made = make_splits([images[i] for i in pool], has_class[list(pool)], shares, cfg.seed, cfg.group)
+        if cfg.group == "auto" and not wanted <= set(made) and len(pool) >= len(wanted):
+            made = make_splits([images[i] for i in pool], has_class[list(pool)], shares, cfg.seed)
+            findings.append(Finding(NOTE, "split-leaks", "", 0, "by their names all pictures are frames or copies of too few "
+                                    "sources to split between: split one by one, so val may look better than it is",
+                                    "give dataset.split_csv, or a dataset.split.group that tells the parts apart"))
         for i, split in zip(pool, made):
             splits[i] = split
         counts = Counter(made)
@@ -192,7 +221,8 @@ def make_splits(
 
     Every class, and the defect-free pictures, are spread in the same shares as far as groups allow: the rarest
     first, each to the split that lacks it most (iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011).
-    Pictures for whose path the regular expression `group` matches the same text stay together.
+    Pictures for whose path the regular expression `group` matches the same text stay together; with `auto`, frames of
+    one film and copies of one picture, as names tell.
     """
     keys = [_group_key(image, group) for image in images]
     order = {key: i for i, key in enumerate(sorted(set(keys), key=lambda k: hashlib.blake2b(f"{seed}\0{k}".encode(
@@ -217,9 +247,18 @@ def make_splits(
             lacking[best] -= counts[g]
             room[best] -= sizes[g]
             left -= counts[g]
+    # With few pictures a share may come to less than one, and a run needs something in each split.
+    spare = np.where(counts > 0, counts.sum(0), np.inf).min(1)  # high where all that a group shows is shown often
+    for s in range(1, len(names)):
+        given = np.bincount(chosen, minlength=len(names))
+        if share[s] > 0 and not given[s] and given.max() > 1:
+            ready = np.flatnonzero(chosen == given.argmax())
+            chosen[ready[np.lexsort((-spare[ready], sizes[ready]))[0]]] = s
     return [names[s] for s in chosen[member]]
 
 
 def _group_key(image: str, group: str | None) -> str:
+    if group == "auto":
+        return source_of(image)
     match = re.search(group, image) if group else None
     return image if match is None else "\0".join(text or "" for text in match.groups()) if match.groups() else match[0]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder, first_line
-from weldtrain.formats.pictures import Header
-from weldtrain.formats.record import DIFFICULT, ERROR, Box, Finding, Reader
-from weldtrain.formats.splits import own_splits, read_table, split_name, split_of_path
+from weldtrain.formats.listed import Listed
+from weldtrain.formats.record import DIFFICULT, ERROR, Finding
+from weldtrain.formats.splits import read_table, split_name, split_of_path
 
 _IMAGE = ("image", "filename", "file_name", "file", "image_path", "path", "filepath", "image_name", "image_id", "imageid", "img",
           "img_path", "id")
@@ -27,96 +27,77 @@ _HEADERLESS = ("image", "x1", "y1", "x2", "y2", "class")  # as keras-retinanet h
 _FIX = "expected the columns image,x1,y1,x2,y2,class"
 
 
-class Table(Reader):
-    """Boxes in pixels as corners, or as corner and extent. Several files, one for each split, are read as one."""
+class Table(Listed):
+    """Boxes in pixels as corners, or as corner and extent."""
+
+    names_every_picture = False
+    box_is_called = "row"
 
     def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
-        super().__init__(folder, dataset)
-        files = [n for n in folder.chosen(dataset.annotations, (".csv",)) if dataset.annotations or has_boxes(folder, n)]
+        tables = folder.chosen(dataset.annotations, (".csv",))
+        # Of one table, whatever it is, what is wrong with it helps more.
+        files = tables if dataset.annotations or len(tables) == 1 else [n for n in tables if has_boxes(folder, n)]
         if not files:
             raise DataError("no .csv with boxes", folder.root, f"{_FIX}; or set dataset.annotations")
-        self._boxes: dict[str, list[Box]] = {}
-        chosen: dict[str, tuple[str, str]] = {}
-        for file in files:
-            self._read_file(file, chosen)
-        if not chosen:
-            problem = next((f for f in self.findings if f.level == ERROR), None)
-            raise DataError("lists no picture that is there", folder.path(files[0]), problem.text if problem else _FIX)
-        if dataset.split_csv is not None or not any(split for _, split in chosen.values()):
-            splits, by, found = own_splits(folder, dataset.split_csv)
-            self.findings += found
-            if splits is not None:
-                self.unlisted(splits, by)
-            pictures = splits if splits is not None else dict.fromkeys(folder.pictures, "")
-            chosen = {p: (chosen.get(p, ("", ""))[0], split) for p, split in pictures.items()}
-        else:
-            self.unlisted(chosen, " and ".join(files))
-        self.settle(chosen, " and ".join(files))
+        super().__init__(folder, dataset, files)
 
-    def annotations(self, i: int, header: Header) -> Iterator[Box]:
-        return iter(self._boxes.get(self.images[i], ()))
-
-    def _read_file(self, file: str, chosen: dict[str, tuple[str, str]]) -> None:
+    def read_file(self, file: str) -> None:
         def wrong(kind: str, line: int, text: str, fix: str) -> None:
             self.findings.append(Finding(ERROR, kind, file, line, text, fix))
 
         table, first_line = _table(self.folder, file)
         image, corners, is_extent, label, split = _columns(table, self.folder, file)
-        numbers = [_numbers(table[c]) for c in corners]
-        values = pd.concat(numbers, axis=1).to_numpy()
-        if len(values) and (values == values).any() and 0 <= values[values == values].min() and values[values == values].max() <= 1:
-            wrong("row-not-pixels", first_line, "all coordinates lie between 0 and 1: shares of the picture?", "give them in pixels")
-        by_file = split_of_path(file)
-        for i, (name, defect) in enumerate(zip(table[image], table[label])):
-            line = first_line + i
-            texts = [table[c].iat[i] for c in corners]
+        values = np.stack([_numbers(table[c]) for c in corners], axis=1)
+        self.refuse_shares(values, file)
+        if is_extent:
+            values[:, 2:] += values[:, :2]
+        difficult = table["difficult"].str.lower().isin(("1", "true")) if "difficult" in table else [False] * len(table)
+        splits = map(split_name, table[split]) if split else [split_of_path(file)] * len(table)
+        rows = zip(table[image], table[label], splits, zip(*(table[c] for c in corners)), values.tolist(), difficult)
+        for line, (name, defect, part, texts, box, is_difficult) in enumerate(rows, first_line):
             if not name and not defect and not any(texts):
                 continue
-            found = self.folder.find(name, file.rpartition("/")[0])
+            found = self.find(name, file)
             if len(found) != 1:
-                kind, text = ("picture-unclear", f"may mean {' or '.join(found)}") if found else ("picture-missing", "is nowhere below the root")
+                kind, text = self.no_picture(found)
                 wrong(kind, line, f"'{name}' {text}", "restore it, or take the line out")
                 continue
-            part = split_name(table[split].iat[i]) if split else by_file
-            source, earlier = chosen.setdefault(found[0], (file, part))
+            source, earlier = self.place(found[0], file, part)
+            broken = next((k for k, text in enumerate(texts) if not _is_number(text)), None)
             if source != file or earlier != part:
                 wrong("split-twice", line, f"{found[0]} is in {part or file} here and in {earlier or source} before",
                       "a picture belongs to one split, else the detector is judged on what it has seen")
-                continue
-            boxes = self._boxes.setdefault(found[0], [])
-            if not defect and not any(texts):
-                continue
-            bad = [k for k, text in enumerate(texts) if text.lower() not in ("nan", "inf", "-inf", "infinity", "-infinity")
-                   and values[i, k] != values[i, k]]
-            if bad:
-                wrong("box-not-a-number", line, f"column {corners[bad[0]]} holds '{texts[bad[0]]}'", "it must be a number of pixels")
+            elif not defect and not any(texts):
+                continue  # a picture without defects
+            elif broken is not None:
+                wrong("box-not-a-number", line, f"column {corners[broken]} holds '{texts[broken]}'",
+                      "it must be a number of pixels")
             elif not defect:
                 wrong("class-missing", line, f"a box without {label}", "give it a class, or leave all but the picture empty")
             else:
-                x1, y1, x2, y2 = map(float, values[i])
-                flags = DIFFICULT if "difficult" in table and table["difficult"].iat[i].lower() in ("1", "true") else 0
-                boxes.append(Box((x1, y1, x1 + x2, y1 + y2) if is_extent else (x1, y1, x2, y2), defect, line, flags, f"row {line}"))
+                self.add(found[0], tuple(box), defect, DIFFICULT if is_difficult else 0, line)
 
 
 def has_boxes(folder: Folder, name: str) -> bool:
     """Whether a CSV has the columns of boxes."""
     try:
-        table, _ = _table(folder, name, rows=2)
+        table, _ = _table(folder, name, head_only=True)
         _columns(table, folder, name)
     except DataError:
         return False
     return True
 
 
-def _table(folder: Folder, name: str, rows: int | None = None) -> tuple[pd.DataFrame, int]:
+def _table(folder: Folder, name: str, head_only: bool = False) -> tuple[pd.DataFrame, int]:
     """The table as text with columns in lower case, and the line of its first row."""
     path = folder.path(name)
     try:
         first = first_line(path).split(",")
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror})", path, "restore the file or its permissions") from None
-    headless = len(first) == 6 and first[0].strip() and (_all_numbers(first[1:5]) or not any(f.strip() for f in first[1:]))
-    table = read_table(path, _FIX, header=None if headless else 0, rows=rows)
+    headless = len(first) == 6 and first[0].strip() and (
+        all(map(_is_number, first[1:5])) or not any(text.strip() for text in first[1:]))
+    table = read_table(path, _FIX, header=None if headless else 0, rows=int(headless) if head_only else None)
     if headless:
         table.columns = list(_HEADERLESS)
     if "bbox" in table.columns:  # "[x, y, width, height]"
@@ -139,12 +120,17 @@ def _columns(table: pd.DataFrame, folder: Folder, name: str) -> tuple[str, tuple
     return image, corners or extents, corners is None, label, next((c for c in _SPLIT if c in columns), "")
 
 
-def _numbers(column: pd.Series) -> pd.Series:
-    return pd.to_numeric(column.where(~column.str.contains("_"), ""), errors="coerce").astype(float)
+def _numbers(column: pd.Series) -> np.ndarray:
+    """float64, nan where there is no number."""
+    return np.array([float(text) if _is_number(text) else np.nan for text in column])
 
 
-def _all_numbers(texts: list[str]) -> bool:
-    return bool(pd.to_numeric(pd.Series(texts, dtype=str).str.strip(), errors="coerce").notna().all())
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text  # float() takes 1_0 for 10
 
 
 def _list_of_four(text: str) -> list[str]:

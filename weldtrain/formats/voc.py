@@ -27,11 +27,11 @@ class Voc(Reader):
         xml = folder.ending((".xml",), where)
         if not xml:
             raise DataError("no .xml file", folder.path(where), "set dataset.annotations, or choose dataset=auto")
+        if not folder.images:  # beside JPEGImages a VOC tree holds masks, which are pictures too
+            folder.narrow(folder.has_folder("JPEGImages"))
         splits, by, found = own_splits(folder, dataset.split_csv)
         self.findings += found
-        # Beside JPEGImages a VOC tree holds masks, which are pictures too.
-        below = folder.images or folder.has_folder("JPEGImages")
-        pictures = sorted(splits) if splits is not None else [p for p in folder.pictures if p.startswith(f"{below}/" if below else "")]
+        pictures = sorted(splits) if splits is not None else folder.pictures
         if splits is not None:
             self.unlisted(splits, by)
         pairs = self.match(pictures, xml)

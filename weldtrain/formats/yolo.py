@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import functools
+import posixpath
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import yaml
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
-from weldtrain.formats.files import Folder, read_text
+from weldtrain.formats.files import Folder, folded, path_parts, read_text
 from weldtrain.formats.pictures import Header
-from weldtrain.formats.record import ERROR, NOTE, Box, Finding, Reader, Size
+from weldtrain.formats.record import DROPPED, ERROR, LARGEST_SHARE, NOTE, Box, Finding, Reader, Size
 from weldtrain.formats.splits import own_splits, read_lists, split_name
 
 _YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names", "names.txt", "labels.txt", "_darknet.labels", "predefined_classes.txt")
 # Text that lies beside labels and is none.
-_OTHER_TEXT = re.compile(rf"(^|/)({'|'.join(map(re.escape, _NAMES))}|(train|val|valid|validation|test)\.txt|readme[^/]*)$", re.IGNORECASE)
+_OTHER_TEXT = re.compile(rf"(^|/)({'|'.join(map(re.escape, _NAMES))}|(train|val|valid|validation|test)\.txt|readme[^/]*)$",
+                         re.IGNORECASE)
 _SPLITS = ("train", "val", "valid", "validation", "test")
-# Tools that draw write a box a little over the edge; beyond this a number is no share of the picture.
-_LARGEST_SHARE = 2.0
 
 
 class Yolo(Reader):
@@ -31,13 +29,14 @@ class Yolo(Reader):
 
     def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
         super().__init__(folder, dataset)
-        self.yaml, described = find_yaml(folder, dataset.annotations)
+        wanted = dataset.annotations or ""
+        self.yaml, described = find_yaml(folder, wanted)
         self.keypoints = _keypoints(described)
         self.classes = _class_names(folder, self.yaml, described, dataset)
-        labels_below = folder.folder(dataset.annotations, "annotations") if dataset.annotations and not self.yaml else ""
+        labels_below = folder.folder(wanted, "annotations") if wanted and not wanted.lower().endswith(_YAML) else ""
         named = {key: described[key] for key in _SPLITS if described.get(key, "null") not in ("", "null", "~")}
         if named and dataset.split_csv is None:
-            splits, by = self._named(named, described.get("path") or ""), self.yaml
+            splits, by = self._named(named, described.get("path")), self.yaml
         else:
             splits, by, found = own_splits(folder, dataset.split_csv)
             self.findings += found
@@ -45,10 +44,6 @@ class Yolo(Reader):
             self.unlisted(splits, by)
         pictures = splits if splits is not None else dict.fromkeys(folder.pictures, "")
         pairs = self.match(pictures, [n for n in folder.ending((".txt",), labels_below) if not _OTHER_TEXT.search(n)])
-        if pictures and not pairs:
-            stray = next(iter(folder.ending((".txt",), labels_below)), "none")
-            raise DataError(f"no label for any of {len(pictures)} pictures", folder.root,
-                            f"for {next(iter(pictures))} a .txt of the same name was looked for everywhere; .txt found: {stray}")
         self.settle({p: (pairs.get(p, ""), split) for p, split in pictures.items()}, "labels/ and beside the pictures")
 
     def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:
@@ -64,51 +59,57 @@ class Yolo(Reader):
             if line.strip():
                 yield _row(line, number, source, self.classes, (header.width, header.height), self.keypoints)
 
-    def _named(self, named: dict[str, Any], base: str) -> dict[str, str]:
+    def _named(self, named: dict[str, Any], base: Any) -> dict[str, str]:
         """Picture -> split of what data.yaml names: folders, lists, or several of either."""
         splits: dict[str, str] = {}
+        places = _places(self.folder)
         for key, value in named.items():
             split = split_name(key)
-            for reference in [value] if isinstance(value, str) else value:
-                place = self._place(str(reference), base, key)
-                if place is None:
-                    continue
-                if place.lower().endswith(".txt"):
-                    listed, found = read_lists(self.folder, [(place, split)])
-                    self.findings += found
-                else:
-                    below = f"{place}/" if place else ""
-                    listed = {p: split for p in self.folder.pictures if p.startswith(below)}
+            for reference in value if isinstance(value, list) else [value]:
+                listed = self._below(reference, split, base, places) if isinstance(reference, str) else ()
+                if not listed:
+                    self.findings.append(Finding(
+                        # Roboflow writes a line for the test split also where it exported none.
+                        DROPPED if split == "test" else ERROR, "split-missing", self.yaml, 0,
+                        f"{key}: {reference if isinstance(reference, str) else 'what is there'} names no picture below the root",
+                        "correct it, or delete the line; only what lies below dataset.root is read"))
                 for picture in listed:
                     if splits.setdefault(picture, split) != split:
-                        self.findings.append(Finding(ERROR, "split-twice", self.yaml, 0,
-                                                     f"{picture} is in {splits[picture]} and in {split}",
-                                                     "a picture belongs to one split, else the detector is judged on what it has seen"))
+                        self.findings.append(Finding(
+                            ERROR, "split-twice", self.yaml, 0, f"{picture} is in {splits[picture]} and in {split}",
+                            "a picture belongs to one split, else the detector is judged on what it has seen"))
         return splits
 
-    def _place(self, reference: str, base: str, key: str) -> str | None:
-        """The folder or list below the root that a reference means; what had to be bent to find it becomes a finding."""
-        beside = PurePosixPath(self.yaml).parent.as_posix().strip(".")
-        parts = [p for p in reference.replace("\\", "/").split("/") if p not in ("", ".", "..")]
-        own = [p for p in base.replace("\\", "/").split("/") if p not in ("", ".", "..")]
-        # As written below `path:` or the yaml, as Roboflow writes it, and as it was on another machine.
-        tails = [[*own, *parts], *([*own[i:], *parts] for i in range(1, len(own) + 1))]
-        absolute = reference.startswith("/") or ":" in reference[:3]
-        tails += [parts[i:] for i in range(1, len(parts))] if absolute else []
-        for names in (lambda p: [p], _spellings):
-            for tail in tails:
-                for spelled in _products([names(p) for p in tail]):
-                    for start in dict.fromkeys((beside, "")):
-                        place = "/".join([*filter(None, [start]), *spelled])
-                        found = self.folder.has_folder(place) if not place.lower().endswith(".txt") else \
-                            next((n for n in self.folder.ending((".txt",)) if n.casefold() == place.casefold()), "")
-                        if found or not place:
-                            if found.split("/")[-len(spelled):] != parts[-len(spelled):]:
-                                self.findings.append(Finding(NOTE, "split-renamed", self.yaml, 0,
-                                                             f"{key}: {reference} is not there, {found} is: used"))
-                            return found
-        self.findings.append(Finding(ERROR, "split-missing", self.yaml, 0, f"{key}: {reference} names nothing below {self.folder.root}",
-                                     "correct it, or delete the line; only what lies below dataset.root is read"))
+    def _below(self, reference: str, split: str, base: Any, places: Sequence[dict[str, str]]) -> Collection[str]:
+        """The pictures in the folder or list that data.yaml refers to."""
+        place = self._place(reference, base, places)
+        if place is None:
+            return ()
+        if place.lower().endswith(".txt"):
+            listed, found = read_lists(self.folder, [(place, split)])
+            self.findings += found
+            return listed
+        return [p for p in self.folder.pictures if p.startswith(f"{place}/" if place else "")]
+
+    def _place(self, reference: str, base: Any, places: Sequence[dict[str, str]]) -> str | None:
+        """The folder or list below the root that a reference means, or None. Another spelling becomes a finding."""
+        base = base.replace("\\", "/") if isinstance(base, str) else ""
+        path = reference.replace("\\", "/")
+        beside = self.yaml.rpartition("/")[0]
+        own, parts = path_parts(base), path_parts(path)
+        # As written; as Roboflow means it, whose `..` leads nowhere; below `path:`; and as it was on another machine.
+        candidates = [posixpath.normpath(posixpath.join(beside, base, path))]
+        tails = [own[i:] + parts for i in range(len(own) + 1)]
+        tails += [parts[i:] for i in range(1, len(parts))] if path.startswith("/") or ":" in path[:3] else []
+        candidates += ["/".join([*start, *tail]) for tail in tails for start in (path_parts(beside), ())]
+        for same, known in zip((folded, _spelled), places):
+            for candidate in candidates:
+                found = known.get(same(candidate))
+                if found is not None:
+                    if found != candidate and candidate not in ("", "."):
+                        self.findings.append(Finding(NOTE, "split-renamed", self.yaml, 0,
+                                                     f"{reference} is not there, {found} is: used"))
+                    return found
         return None
 
 
@@ -118,7 +119,7 @@ def find_yaml(folder: Folder, wanted: str | None = None) -> tuple[str, dict[str,
     Raises DataError for two that differ, and for one that was asked for and cannot be read.
     """
     if wanted and not wanted.lower().endswith(_YAML):
-        return "", {}
+        wanted = None
     found: dict[str, dict[str, Any]] = {}
     for name in folder.ending(_YAML):
         if wanted and name.casefold() != wanted.casefold():
@@ -128,7 +129,7 @@ def find_yaml(folder: Folder, wanted: str | None = None) -> tuple[str, dict[str,
             described = yaml.load(read_text(folder.path(name)), Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError, ValueError, DataError) as e:
             if wanted or name.lower() in ("data.yaml", "data.yml", "dataset.yaml"):
-                raise DataError(f"is not readable YAML ({' '.join(str(e).split())})", folder.path(name), "mend or export it anew") from None
+                raise DataError(f"is not readable YAML ({e})", folder.path(name), "mend or export it anew") from None
             continue
         if isinstance(described, dict) and ("names" in described or "nc" in described):
             found[name] = described
@@ -159,11 +160,10 @@ def _class_names(folder: Folder, file: str, described: dict[str, Any], dataset: 
         names = [numbered[i] for i in range(len(numbered))]
     elif isinstance(names, str):
         names = [names]
-    if not names and dataset.classes:
-        return list(dataset.classes)
     if not names:
-        file = next((n for n in folder.ending((".txt", ".names")) if n.rpartition("/")[2].lower() in _NAMES), "")
-        names = [line.strip() for line in read_text(folder.path(file)).splitlines() if line.strip()] if file else []
+        file, names = _names_file(folder)
+    if not names and dataset.classes:  # last, since a user lists the names in an order of his own
+        return list(dataset.classes)
     if not names or not all(isinstance(n, str) and n.strip() for n in names):
         raise DataError("no names for the class numbers", folder.path(file),
                         "write them into data.yaml or classes.txt, or give dataset.classes=[…] in the order of the numbers")
@@ -171,9 +171,25 @@ def _class_names(folder: Folder, file: str, described: dict[str, Any], dataset: 
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise DataError(f"class '{twice[0]}' stands twice", folder.path(file), "give each number its own name")
-    if "nc" in described and described["nc"] != str(len(names)):
-        raise DataError(f"nc is {described['nc']}, but there are {len(names)} names", folder.path(file), "correct one of them")
+    if (count := described.get("nc", str(len(names)))) != str(len(names)):
+        raise DataError(f"nc is {count if isinstance(count, str) else 'no number'}, but there are {len(names)} names",
+                        folder.path(file), "correct one of them")
     return names
+
+
+def _names_file(folder: Folder) -> tuple[str, list[str]]:
+    """The text with one class name a line, and its names. Raises DataError for several that differ."""
+    for name in _NAMES:
+        found = {n: [line.strip() for line in read_text(folder.path(n)).splitlines() if line.strip()]
+                 for n in folder.ending((".txt", ".names", ".labels")) if n.rpartition("/")[2].lower() == name}
+        for file, names in found.items():
+            first = next(iter(found))
+            if names != found[first]:
+                raise DataError(f"{first} and {file} name the classes differently", folder.root,
+                                "labels by two lists cannot be told apart: correct them, or keep one list")
+        if found:
+            return next(iter(found.items()))
+    return "", []
 
 
 def _keypoints(described: dict[str, Any]) -> int:
@@ -181,7 +197,7 @@ def _keypoints(described: dict[str, Any]) -> int:
     shape = described.get("kpt_shape")
     try:
         return int(shape[0]) * int(shape[1]) if shape else 0
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, LookupError):
         return 0
 
 
@@ -193,10 +209,12 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
     row = line.split()
     values = [_number(v) for v in row]
     if None in values:
-        return wrong("row-not-numbers", f"holds '{row[values.index(None)]}'", "expected numbers: class cx cy w h, separated by blanks")
+        return wrong("row-not-numbers", f"holds '{row[values.index(None)]}'",
+                     "expected numbers: class cx cy w h, separated by blanks")
     index, shares = values[0], values[1:]
     if len(shares) == 5 and not keypoints:
-        return wrong("row-six-columns", "has six columns: a confidence, as predictions have it?", "annotations have five: remove the sixth")
+        return wrong("row-six-columns", "has six columns: a confidence, as predictions have it?",
+                     "annotations have five: remove the sixth")
     polygon = len(shares) >= 6 and len(shares) % 2 == 0 and not keypoints
     if not polygon and len(shares) != 4 + keypoints:
         return wrong("row-columns", f"has {len(row)} columns", "expected class cx cy w h, or class and the corners of a polygon")
@@ -204,8 +222,9 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
         hint = "; numbers count from 0: do yours count from 1?" if index == len(names) else ""
         return wrong("class-number", f"class {row[0]} is not in 0-{len(names) - 1} ({', '.join(names)}){hint}",
                      "correct the number, or complete the list of names")
-    if any(abs(v) > _LARGEST_SHARE for v in shares if abs(v) < float("inf")):
-        return wrong("row-not-shares", f"holds {max(shares, key=abs):g}: pixels?", "coordinates are shares of the picture, from 0 to 1")
+    largest = max((v for v in shares if abs(v) < float("inf")), key=abs, default=0.0)
+    if abs(largest) > LARGEST_SHARE:
+        return wrong("row-not-shares", f"holds {largest:g}: pixels?", "coordinates are shares of the picture, from 0 to 1")
     if polygon:
         xs, ys = shares[0::2], shares[1::2]
         # Not min and max of a list with nan in it: they would drop it.
@@ -214,7 +233,8 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
         cx, cy, w, h = shares[:4]
         corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
     width, height = size
-    return Box(tuple(c * s for c, s in zip(corners, (width, height, width, height))), names[int(index)], number, called=f"row {number}")
+    pixels = tuple(c * s for c, s in zip(corners, (width, height, width, height)))
+    return Box(pixels, names[int(index)], number, called=f"row {number}")
 
 
 def _number(text: str) -> float | None:
@@ -224,16 +244,14 @@ def _number(text: str) -> float | None:
         return None
 
 
-@functools.cache
-def _spellings(name: str) -> tuple[str, ...]:
-    """What else a folder of a split may be called."""
-    same = {split_name(name)} & {"train", "val", "test"}
-    words = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-    return words[same.pop()] if same else (name,)
+def _places(folder: Folder) -> tuple[dict[str, str], dict[str, str]]:
+    """Every folder and text file, the root as ".": by its name in lower case, and by what a split's folder may be called."""
+    folders = {n.rpartition("/")[0] for n in folder.names}
+    folders |= {"/".join(f.split("/")[:i]) for f in folders for i in range(1, f.count("/") + 1)}
+    places = sorted(folders | set(folder.ending((".txt",))), reverse=True)
+    exact, spelled = ({same(p): p for p in places} for same in (folded, _spelled))
+    return {**exact, **dict.fromkeys(("", "."), "")}, spelled
 
 
-def _products(choices: Sequence[Sequence[str]]) -> list[list[str]]:
-    products: list[list[str]] = [[]]
-    for some in choices:
-        products = [[*p, s] for p in products for s in some]
-    return products
+def _spelled(path: str) -> str:
+    return "/".join(split_name(folded(part)) for part in path.split("/"))

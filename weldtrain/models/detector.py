@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torchvision.models import get_model
+from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign, box_area, box_iou
@@ -84,9 +84,17 @@ class _Rpn(RegionProposalNetwork):
 class _RoiHeads(RoIHeads):
     """torchvision's, with the same exception."""
 
+    def forward(self, features, proposals, image_shapes, targets=None):
+        detections, losses = super().forward(features, proposals, image_shapes, targets)
+        if self.training and not self._sampled:  # every proposal lies in an ignored box: means over nothing
+            losses = {name: loss.nan_to_num() for name, loss in losses.items()}
+        return detections, losses
+
     def select_training_samples(self, proposals, targets):
         self._ignored = [t["ignored"] for t in targets]  # the next method is not given them
-        return super().select_training_samples(proposals, targets)
+        samples = super().select_training_samples(proposals, targets)
+        self._sampled = sum(map(len, samples[0]))
+        return samples
 
     def assign_targets_to_proposals(self, proposals, gt_boxes, gt_labels):
         matched, labels = super().assign_targets_to_proposals(proposals, gt_boxes, gt_labels)
@@ -101,7 +109,7 @@ def _spare(labels: torch.Tensor, boxes: torch.Tensor, ignored: torch.Tensor, mat
     It claims what would not be background were it a defect, and what lies at least half within it, as COCO counts for
     crowds. What a defect has won stays with it.
     """
-    if len(ignored):
+    if len(ignored) and len(boxes):
         overlap = box_iou(ignored, boxes)
         areas = box_area(boxes)
         shared = overlap * (areas + box_area(ignored)[:, None]) / (1 + overlap)  # from the definition of IoU

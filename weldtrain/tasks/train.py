@@ -10,8 +10,9 @@ import time
 import torch
 
 from weldtrain.config import Config
+from weldtrain.data.audit import survival, survival_findings
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.index import open_index, summary
 from weldtrain.data.loader import evaluation_loader, training_loader
 from weldtrain.engine.device import autocast_dtype, choose_device
 from weldtrain.engine.evaluator import evaluate
@@ -42,6 +43,8 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     val_set = DetectionDataset(index, cfg.evaluate.split, classes, cfg.model)
     for split in ("train", cfg.evaluate.split):
         log.info("%s: %s", split, index.describe(split))
+    for line in summary(survival_findings(survival(index, cfg.model), cfg.model)):
+        log.warning(line)
     loader = training_loader(train_set, cfg.loader, device, cfg.seed)
     val_loader = evaluation_loader(val_set, cfg.loader, cfg.evaluate.batch_size, device)
 
@@ -51,12 +54,12 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     log.info("run directory: %s", record.dir)
     log.info("%s on %s in %s", cfg.model.backbone, device, str(dtype or torch.float32).removeprefix("torch."))
     judge = functools.partial(evaluate, model, val_loader, classes, cfg.evaluate, device, dtype)
-    summary = Trainer(model, loader, judge, classes, cfg, device, dtype, record).fit()
-    record.summary |= {**summary, "train_s": time.perf_counter() - start}
+    result = Trainer(model, loader, judge, classes, cfg, device, dtype, record).fit()
+    record.summary |= {**result, "train_s": time.perf_counter() - start}
 
-    ap_table(f"epoch {summary['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", summary)
-    log.info("%.0f s, %.1f images/s, %.1f %% of it waiting for data", record.summary["train_s"], summary["images_per_s"],
-             summary["data_wait_pct"])
+    ap_table(f"epoch {result['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", result)
+    log.info("%.0f s, %.1f images/s, %.1f %% of it waiting for data", record.summary["train_s"], result["images_per_s"],
+             result["data_wait_pct"])
     log.info("checkpoint: %s\nsummary:    %s\ncurves:     tensorboard --logdir %s",
-             *(shlex.quote(str(p)) for p in (summary["checkpoint"], record.dir / "summary.json", cfg.output_dir)))
-    return summary["map_50"]
+             *(shlex.quote(str(p)) for p in (result["checkpoint"], record.dir / "summary.json", cfg.output_dir)))
+    return result["map_50"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 from rich.text import Text
+
+T = TypeVar("T")
 
 
 class ProgressLine:
@@ -36,18 +38,33 @@ def progress_line(total: int) -> Iterator[ProgressLine]:
         yield ProgressLine(progress, progress.add_task("", total=total, epoch="1", figures=""))
 
 
+def followed(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The same items, with a bar of how far they are."""
+    console = Console(stderr=True)
+    yield from track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
+
+
 def ap_table(title: str, metrics: Mapping[str, Any]) -> None:
     """Prints AP by class and over all, as COCO defines it; `n/a` where there is no truth to find."""
-    table = Table()
-    for heading in ("class", "AP50", "AP"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    for name, ap in metrics["per_class_ap"].items():
-        table.add_row(Text(name), figure(metrics["per_class_ap_50"][name]), figure(ap))
-    table.add_section()
-    table.add_row("all", figure(metrics["map_50"]), figure(metrics["map"]))
+    rows = [(name, figure(metrics["per_class_ap_50"][name]), figure(ap)) for name, ap in metrics["per_class_ap"].items()]
+    table(title, ("class", "AP50", "AP"), rows, ("all", figure(metrics["map_50"]), figure(metrics["map"])))
+
+
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]], last: Sequence[object] = ()) -> None:
+    """Prints rows below headings, numbers to the right; `last` is set apart."""
+    grid = Table()
+    rows = [[str(cell) for cell in row] for row in rows]
+    for i, heading in enumerate(headings):
+        is_text = any(row[i][:1].isalpha() and row[i] != "n/a" for row in rows)
+        grid.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    if last:
+        grid.add_section()
+        grid.add_row(*map(str, last))
     console = Console()
     console.print(Text(title))  # a table's own title would wrap at its width
-    console.print(table)
+    console.print(grid)
 
 
 def figure(value: float | None) -> str:

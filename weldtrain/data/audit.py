@@ -1,0 +1,284 @@
+"""What a data set is worth before anything is trained: damaged pictures, pictures in two splits, and how many pixels of
+each defect reach the detector.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from weldtrain.config import Config, ModelConfig, nearest
+from weldtrain.data.images import Window, read_image
+from weldtrain.data.index import AnnotationIndex, usable_cores
+from weldtrain.errors import PictureError
+from weldtrain.formats.record import ERROR, NOTE, Finding
+from weldtrain.formats.splits import source_of
+
+THUMB_PX = 32
+# Two pictures are nearly the same if both hold. Frames that follow each other in a film of a weld do; of 1800 separate
+# pictures of rolled steel none do, though some of those correlate up to 0.99 and some differ in 10 bits.
+TWIN_BITS = 12
+TWIN_CORRELATION = 0.9
+_FLAT = 0.5  # grey levels of standard deviation: below it a thumbnail shows noise
+_BLOCK = 2**24  # pairs compared at once
+
+# Two cells of the finest feature map: what is smaller leaves hardly a trace.
+_FINEST_STRIDE_PX = {"resnet": 4, "mobilenet": 16}
+SMALL_SHARE = 0.05  # of a class's boxes may be below that before it is worth a word
+_ANCHOR_IOU = 0.3  # torchvision's limit, below which an anchor is background
+
+
+class Twin(NamedTuple):
+    """Two pictures that are nearly the same: rows of the index, and the correlation of their thumbnails."""
+
+    row: int
+    other: int
+    correlation: float
+
+
+class Survival(NamedTuple):
+    """How large a class's boxes are on the device: `sizes_px` float [n], the root of the area at the model's scale."""
+
+    name: str
+    sizes_px: np.ndarray
+    limit_px: float
+    below: float  # share of boxes smaller than the limit
+    unanchored: float  # share that meets no anchor's shape with IoU 0.3
+    advice: str  # for the small ones, "" where there is no need
+
+
+def look_at_all(index: AnnotationIndex, window: Window) -> Iterator[tuple[int, np.ndarray | None, PictureError | None]]:
+    """Decodes every picture, in parallel: its row, a grey thumbnail uint8 [32,32], or the error."""
+    def look(row: int) -> tuple[int, np.ndarray | None, PictureError | None]:
+        try:
+            image = read_image(index.root / index.path(row), tuple(index.sizes[row].tolist()), bool(index.grey[row]), window)
+        except PictureError as error:
+            return row, None, error
+        small = cv2.resize(image, (THUMB_PX, THUMB_PX), interpolation=cv2.INTER_AREA)
+        return row, small if small.ndim == 2 else cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), None
+
+    with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without holding the interpreter
+        yield from pool.map(look, range(len(index)))
+
+
+def twins_across(thumbs: np.ndarray, split_ids: np.ndarray) -> list[Twin]:
+    """For each picture its nearest twin in a larger split, upright, turned or mirrored, where it has one.
+
+    thumbs uint8 [n,32,32]. By the signs of low frequencies (a perceptual hash), confirmed by correlation.
+    """
+    order = sorted(np.unique(split_ids), key=lambda s: ((split_ids == s).sum(), s))
+    found = []
+    for a, b in itertools.combinations(order, 2):
+        found += _twins(thumbs, np.flatnonzero(split_ids == a), np.flatnonzero(split_ids == b), turns=8)
+    best: dict[int, Twin] = {}
+    for twin in found:
+        if twin.row not in best or best[twin.row].correlation < twin.correlation:
+            best[twin.row] = twin
+    return sorted(best.values(), key=lambda t: (-t.correlation, t.row))
+
+
+def twins_within(thumbs: np.ndarray, split_ids: np.ndarray) -> list[Twin]:
+    """Pictures that are the same as an earlier one of their split."""
+    found = []
+    for split in np.unique(split_ids):
+        rows = np.flatnonzero(split_ids == split)
+        found += [t for t in _twins(thumbs, rows, rows, turns=1) if t.correlation >= 0.999]
+    return found
+
+
+def sources_across(paths: Sequence[str], splits: Sequence[str]) -> dict[str, dict[str, list[int]]]:
+    """Name of a film or of a copied picture -> split -> rows, for those whose frames or copies lie in several splits."""
+    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row, (path, split) in enumerate(zip(paths, splits)):
+        groups[source_of(path)][split].append(row)
+    return {name: dict(by_split) for name, by_split in sorted(groups.items()) if len(by_split) > 1}
+
+
+def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
+    """Classes that are unknown, alike, unused, or absent where they are needed; splits that are needed and empty."""
+    findings = []
+    counts = {split: index.boxes_per_name(split) for split in index.splits}
+    wanted = cfg.dataset.classes
+    for name_id, name in enumerate(index.names):
+        box = int(np.flatnonzero(index.name_ids == name_id)[0])
+        total = int((index.name_ids == name_id).sum())
+        first = index.path(index.row_of(box)), int(index.lines[box])
+        if wanted is not None and name not in wanted:
+            near = nearest(name, wanted)
+            findings.append(Finding(ERROR, "class-unknown", *first, f"class '{name}' ({total} boxes) is not in dataset.classes",
+                                    f"did you mean '{near}'?" if near else "add it there, or set dataset.classes=null"))
+        for near in (n for n in index.names[:name_id] if _plain(n) == _plain(name)):
+            findings.append(Finding(NOTE, "class-alike", *first, f"class '{name}' ({total} boxes) differs from '{near}' in "
+                                    "spelling alone", "one class or two?"))
+        for split in ("train", cfg.evaluate.split):
+            if split in counts and not counts[split][name_id]:
+                why = "it cannot be learned" if split == "train" else "its AP cannot be told"
+                findings.append(Finding(NOTE, "class-absent", "", 0,
+                                        f"class '{name}' ({total} boxes) has none in {split}: {why}",
+                                        "dataset.split.make=always spreads each class over the splits"))
+    for number, name in enumerate(index.classes if wanted is None else wanted):
+        if name not in index.names:
+            hint = " (number 0 never occurs: do the numbers count from 1?)" if number == 0 and index.format == "yolo" else ""
+            findings.append(Finding(NOTE, "class-unused", "", 0, f"class '{name}' has no boxes{hint}",
+                                    "a misspelled or forgotten class?"))
+    if index.format != "yolo" and _counts_from_one(index):
+        findings.append(Finding(NOTE, "coordinates-from-1", "", 0, "no box begins at 0, all numbers are whole and some boxes "
+                                "end at the edge: is the first pixel 1?", "if so, set dataset.one_based=true"))
+    if not len(index.boxes):
+        findings.append(Finding(ERROR, "nothing-to-learn", "", 0, "no picture has a box",
+                                "a detector needs defects to learn from"))
+    for split in dict.fromkeys(("train", cfg.evaluate.split)):
+        if split not in index.splits:
+            there = ", ".join(index.splits) or "none"
+            findings.append(Finding(ERROR, "split-empty", "", 0, f"no picture in split '{split}'; the splits are {there}",
+                                    "name it in the split file, or set dataset.split.make"))
+    return findings
+
+
+def leak_shares(index: AnnotationIndex, across: Sequence[Twin]) -> list[str]:
+    """How much of each split is known from a larger one, in words."""
+    split = [index.splits[i] for i in index.split_ids]
+    of = Counter(split)
+    pairs = Counter((split[t.row], split[t.other]) for t in across)
+    return [f"{n} of {of[a]} {a} pictures ({n / of[a]:.0%}) are the same or nearly the same as one in {b}"
+            for (a, b), n in sorted(pairs.items())]
+
+
+def leak_findings(index: AnnotationIndex, across: Sequence[Twin], within: Sequence[Twin],
+                  sources: dict[str, dict[str, list[int]]], level: str) -> list[Finding]:
+    """What is shared between splits, at `level`; what stands twice in one split is a note."""
+    split = [index.splits[i] for i in index.split_ids]
+    findings = [Finding(level, "leak-twin", index.path(t.row), 0,
+                        f"{split[t.row]} picture is nearly the same as {index.path(t.other)} in {split[t.other]} "
+                        f"(correlation {t.correlation:.2f})", "keep both in one split") for t in across]
+    findings += [Finding(NOTE, "picture-twice", index.path(t.row), 0, f"is the same picture as {index.path(t.other)}",
+                         "delete one") for t in within]
+    for name, by_split in sources.items():
+        where = ", ".join(f"{len(rows)} in {s}" for s, rows in sorted(by_split.items()))
+        first = next(iter(by_split.values()))[0]
+        findings.append(Finding(level, "leak-source", index.path(first), 0,
+                                f"pictures of one source '{name}' lie in several splits: {where}",
+                                "dataset.split.make=always splits anew and keeps each source together"))
+    return findings
+
+
+def survival_findings(survived: Sequence[Survival], model: ModelConfig) -> list[Finding]:
+    """Classes of which a part will hardly be seen."""
+    findings = []
+    anchors = f"anchors are {_listed(model.anchor_sizes)} px with ratios {_listed(model.anchor_ratios)}"
+    for s in survived:
+        if s.advice:
+            findings.append(Finding(NOTE, "boxes-small", "", 0, f"{s.below:.0%} of {s.name} falls below {s.limit_px:g} px at "
+                                    f"model.min_size={model.min_size}", s.advice))
+        if s.unanchored > SMALL_SHARE:
+            low, high = np.quantile(s.sizes_px, (0.05, 0.95))
+            findings.append(Finding(NOTE, "boxes-no-anchor", "", 0, f"{s.unanchored:.0%} of {s.name} has a shape that no anchor "
+                                    f"is near to: {anchors}, most boxes at the model's scale {low:.0f} to {high:.0f} px",
+                                    "set model.anchor_sizes for their size, or model.anchor_ratios for height over width"))
+    return findings
+
+
+def survival(index: AnnotationIndex, model: ModelConfig) -> list[Survival]:
+    """How large each class's boxes are at the model's scale, against what its feature map and anchors can hold."""
+    sides = index.sizes.astype(float)
+    scale = np.minimum(model.min_size / sides.min(1), model.max_size / sides.max(1))
+    per_box = np.repeat(scale, np.diff(index.box_offsets))
+    extents = (index.boxes[:, 2:] - index.boxes[:, :2]) * per_box[:, None]
+    limit = 2.0 * next(px for name, px in _FINEST_STRIDE_PX.items() if model.backbone.startswith(name))
+    ignored = index.ignored(slice(None))
+    result = []
+    for name_id, name in enumerate(index.names):
+        mine = (index.name_ids == name_id) & ~ignored
+        if mine.any():
+            sizes = np.sqrt(extents[mine].prod(1))
+            below = float((sizes < limit).mean())
+            advice = _advice(sizes, per_box[mine], limit, model) if below > SMALL_SHARE else ""
+            unanchored = float((_best_shape_iou(extents[mine], model) < _ANCHOR_IOU).mean())
+            result.append(Survival(name, sizes, limit, below, unanchored, advice))
+    return result
+
+
+def _advice(sizes: np.ndarray, scale: np.ndarray, limit: float, model: ModelConfig) -> str:
+    """What to set so that no more than SMALL_SHARE of these sizes stay below the limit."""
+    factor = limit / max(float(np.quantile(sizes, SMALL_SHARE)), 1e-3)
+    min_size, max_size = (math.ceil(side * factor / 10) * 10 for side in (model.min_size, model.max_size))
+    tile = int(model.min_size / (float(np.median(scale)) * factor))
+    raised = f"raise model.min_size to {min_size} and model.max_size to {max_size}"
+    return f"{raised}, or cut the pictures into tiles of {tile} px" if tile >= 64 else f"{raised}, or take sharper pictures"
+
+
+def _counts_from_one(index: AnnotationIndex) -> bool:
+    """Whether the boxes look like VOC's own devkit wrote them: from 1 to the picture's size."""
+    boxes = index.boxes
+    size = np.repeat(index.sizes, np.diff(index.box_offsets), axis=0)
+    at_edge = (boxes[:, 2:] == size).sum()
+    return at_edge >= 10 and boxes[:, :2].min() == 1 and bool((boxes == np.rint(boxes)).all())
+
+
+def _plain(name: str) -> str:
+    """A class name without what people write differently: letter case, blanks, hyphens, a plural s."""
+    return re.sub(r"[\W_]+", "", name.casefold()).removesuffix("s")
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:g}" for v in values)
+
+
+def _best_shape_iou(extents: np.ndarray, model: ModelConfig) -> np.ndarray:
+    """IoU of boxes [n,2] with the anchor whose shape is nearest, both at one centre."""
+    size, ratio = (a.ravel() for a in np.meshgrid(model.anchor_sizes, np.sqrt(model.anchor_ratios)))
+    best = np.zeros(len(extents))
+    for width, height in zip(size / ratio, size * ratio):
+        shared = np.minimum(extents[:, 0], width) * np.minimum(extents[:, 1], height)
+        best = np.maximum(best, shared / (extents.prod(1) + width * height - shared))
+    return best
+
+
+def _twins(thumbs: np.ndarray, rows: np.ndarray, others: np.ndarray, turns: int) -> list[Twin]:
+    """For each of `rows` the most similar of `others`, or of those before it where both are the same."""
+    best = np.full(len(rows), -1)
+    correlation = np.zeros(len(rows))
+    hashes = _hash(thumbs[others])
+    step = max(1, _BLOCK // max(len(others), 1))
+    earlier = rows is others
+    for turn in range(turns):
+        turned = np.rot90(thumbs[rows], turn % 4, axes=(1, 2))
+        turned = turned[:, :, ::-1] if turn >= 4 else turned
+        mine = _hash(turned)
+        for start in range(0, len(rows), step):
+            agree = mine[start : start + step] @ hashes.T
+            i, j = np.nonzero(agree >= mine.shape[1] - 2 * TWIN_BITS)
+            i += start
+            if earlier:
+                i, j = i[j < i], j[j < i]
+            for part in range(0, len(i), 65536):
+                a, b = i[part : part + 65536], j[part : part + 65536]
+                similar = _correlation(turned[a], thumbs[others[b]])
+                for k in np.flatnonzero(similar >= TWIN_CORRELATION):
+                    if similar[k] > correlation[a[k]]:
+                        best[a[k]], correlation[a[k]] = others[b[k]], similar[k]
+    return [Twin(int(rows[k]), int(best[k]), float(correlation[k])) for k in np.flatnonzero(best >= 0)]
+
+
+def _hash(thumbs: np.ndarray) -> np.ndarray:
+    """float32 [n,63] of -1 and 1: whether each of the lowest 8x8 frequencies but the mean is above their median."""
+    cosine = np.cos(np.pi / THUMB_PX * np.outer(np.arange(8), np.arange(THUMB_PX) + 0.5)).astype(np.float32)
+    low = np.einsum("uy,nyx,vx->nuv", cosine, thumbs.astype(np.float32), cosine, optimize=True).reshape(len(thumbs), -1)[:, 1:]
+    return np.where(low > np.median(low, axis=1, keepdims=True), np.float32(1), np.float32(-1))
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Pearson's, of thumbnails [n,32,32] in pairs; 0 where one of them is flat."""
+    a, b = (t.reshape(len(t), -1).astype(np.float32) for t in (a, b))
+    a, b = (t - t.mean(1, keepdims=True) for t in (a, b))
+    deviation = a.std(1), b.std(1)
+    clear = np.minimum(*deviation) > _FLAT
+    return np.where(clear, (a * b).mean(1) / np.maximum(deviation[0] * deviation[1], 1e-6), 0)
