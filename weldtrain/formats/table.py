@@ -53,7 +53,8 @@ class Table(Listed):
             values[:, 2:] += values[:, :2]
         difficult = table["difficult"].str.lower().isin(("1", "true")) if "difficult" in table else [False] * len(table)
         splits = map(split_name, table[split]) if split else [split_of_path(file)] * len(table)
-        rows = zip(table[image], table[label], splits, zip(*(table[c] for c in corners)), values.tolist(), difficult)
+        rows = zip(table[image].tolist(), table[label].tolist(), splits, zip(*(table[c].tolist() for c in corners)),
+                   values.tolist(), difficult)
         for line, (name, defect, part, texts, box, is_difficult) in enumerate(rows, first_line):
             if not name and not defect and not any(texts):
                 continue
@@ -122,7 +123,7 @@ def _columns(table: pd.DataFrame, folder: Folder, name: str) -> tuple[str, tuple
 
 def _numbers(column: pd.Series) -> np.ndarray:
     """float64, nan where there is no number."""
-    return np.array([float(text) if _is_number(text) else np.nan for text in column])
+    return np.array([float(text) if _is_number(text) else np.nan for text in column.tolist()])
 
 
 def _is_number(text: str) -> bool:
