@@ -31,7 +31,7 @@ _FLAT = 0.5  # grey levels of standard deviation: below it a thumbnail shows noi
 _BLOCK = 2**24  # pairs compared at once
 
 # Two cells of the finest feature map: what is smaller leaves hardly a trace.
-_FINEST_STRIDE_PX = {"resnet": 4, "mobilenet": 16}
+_FINEST_STRIDE_PX = {"resnet": 4, "mobilenet": 32}
 SMALL_SHARE = 0.05  # of a class's boxes may be below that before it is worth a word
 _ANCHOR_IOU = 0.3  # torchvision's limit, below which an anchor is background
 
