@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -22,12 +22,16 @@ from weldtrain.errors import PictureError
 from weldtrain.formats.record import ERROR, NOTE, Finding
 from weldtrain.formats.splits import source_of
 
-THUMB_PX = 32
-# Two pictures are nearly the same if both hold. Frames that follow each other in a film of a weld do; of 1800 separate
-# pictures of rolled steel none do, though some of those correlate up to 0.99 and some differ in 10 bits.
+THUMB_PX, DETAIL_PX = 32, 128
+# Whether two pictures may be the same is asked of thumbnails; whether they are, of finer details, since all pictures of
+# one set-up share their layout. Seen: copies correlate by 0.99, frames that follow each other in a film of a weld by 0.58
+# and 0.72, separate pictures of one set-up by up to 0.36.
 TWIN_BITS = 12
 TWIN_CORRELATION = 0.9
+TWIN_DETAIL = 0.5
+SAME_DETAIL = 0.9
 _FLAT = 0.5  # grey levels of standard deviation: below it a thumbnail shows noise
+_CANDIDATES = 3  # for each picture, of which the details are compared
 _BLOCK = 2**24  # pairs compared at once
 
 # Two cells of the finest feature map: what is smaller leaves hardly a trace.
@@ -37,7 +41,7 @@ _ANCHOR_IOU = 0.3  # torchvision's limit, below which an anchor is background
 
 
 class Twin(NamedTuple):
-    """Two pictures that are nearly the same: rows of the index, and the correlation of their thumbnails."""
+    """Two pictures that are the same or nearly so: rows of the index, and the correlation of their details."""
 
     row: int
     other: int
@@ -59,38 +63,42 @@ def look_at_all(index: AnnotationIndex, window: Window) -> Iterator[tuple[int, n
     """Decodes every picture, in parallel: its row, a grey thumbnail uint8 [32,32], or the error."""
     def look(row: int) -> tuple[int, np.ndarray | None, PictureError | None]:
         try:
-            image = read_image(index.root / index.path(row), tuple(index.sizes[row].tolist()), bool(index.grey[row]), window)
+            return row, thumbnail(index, row, window, THUMB_PX), None
         except PictureError as error:
             return row, None, error
-        small = cv2.resize(image, (THUMB_PX, THUMB_PX), interpolation=cv2.INTER_AREA)
-        return row, small if small.ndim == 2 else cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), None
 
     with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without holding the interpreter
         yield from pool.map(look, range(len(index)))
 
 
-def twins_across(thumbs: np.ndarray, split_ids: np.ndarray) -> list[Twin]:
+def thumbnail(index: AnnotationIndex, row: int, window: Window, side_px: int) -> np.ndarray:
+    """Grey, uint8 [side,side]. Raises PictureError."""
+    image = read_image(index.root / index.path(row), tuple(index.sizes[row].tolist()), bool(index.grey[row]), window)
+    small = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_AREA)
+    return small if small.ndim == 2 else cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+
+
+def twins_across(thumbs: np.ndarray, split_ids: np.ndarray, detail: Callable[[int], np.ndarray]) -> list[Twin]:
     """For each picture its nearest twin in a larger split, upright, turned or mirrored, where it has one.
 
-    thumbs uint8 [n,32,32]. By the signs of low frequencies (a perceptual hash), confirmed by correlation.
+    thumbs uint8 [n,32,32]; `detail` gives the thumbnail uint8 [128,128] of a row. By the signs of low frequencies (a
+    perceptual hash) and correlation of the thumbnails, then by the correlation of aligned details.
     """
     order = sorted(np.unique(split_ids), key=lambda s: ((split_ids == s).sum(), s))
-    found = []
-    for a, b in itertools.combinations(order, 2):
-        found += _twins(thumbs, np.flatnonzero(split_ids == a), np.flatnonzero(split_ids == b), turns=8)
     best: dict[int, Twin] = {}
-    for twin in found:
-        if twin.row not in best or best[twin.row].correlation < twin.correlation:
-            best[twin.row] = twin
-    return sorted(best.values(), key=lambda t: (-t.correlation, t.row))
+    for a, b in itertools.combinations(order, 2):
+        for twin in _twins(thumbs, np.flatnonzero(split_ids == a), np.flatnonzero(split_ids == b), 8, TWIN_DETAIL, detail):
+            if twin.row not in best or best[twin.row].correlation < twin.correlation:
+                best[twin.row] = twin
+    return sorted(best.values(), key=lambda t: (-round(t.correlation, 2), t.row))
 
 
-def twins_within(thumbs: np.ndarray, split_ids: np.ndarray) -> list[Twin]:
-    """Pictures that are the same as an earlier one of their split."""
+def twins_within(thumbs: np.ndarray, split_ids: np.ndarray, detail: Callable[[int], np.ndarray]) -> list[Twin]:
+    """Pictures that are the same, upright, as an earlier one of their split."""
     found = []
     for split in np.unique(split_ids):
         rows = np.flatnonzero(split_ids == split)
-        found += [t for t in _twins(thumbs, rows, rows, turns=1) if t.correlation >= 0.999]
+        found += _twins(thumbs, rows, rows, 1, SAME_DETAIL, detail)
     return found
 
 
@@ -158,7 +166,7 @@ def leak_findings(index: AnnotationIndex, across: Sequence[Twin], within: Sequen
     split = [index.splits[i] for i in index.split_ids]
     findings = [Finding(level, "leak-twin", index.path(t.row), 0,
                         f"{split[t.row]} picture is nearly the same as {index.path(t.other)} in {split[t.other]} "
-                        f"(correlation {t.correlation:.2f})", "keep both in one split") for t in across]
+                        f"(details correlate by {t.correlation:.2f})", "keep both in one split") for t in across]
     findings += [Finding(NOTE, "picture-twice", index.path(t.row), 0, f"is the same picture as {index.path(t.other)}",
                          "delete one") for t in within]
     for name, by_split in sources.items():
@@ -242,30 +250,51 @@ def _best_shape_iou(extents: np.ndarray, model: ModelConfig) -> np.ndarray:
     return best
 
 
-def _twins(thumbs: np.ndarray, rows: np.ndarray, others: np.ndarray, turns: int) -> list[Twin]:
-    """For each of `rows` the most similar of `others`, or of those before it where both are the same."""
-    best = np.full(len(rows), -1)
-    correlation = np.zeros(len(rows))
+def _twins(thumbs: np.ndarray, rows: np.ndarray, others: np.ndarray, turns: int, at_least: float,
+           detail: Callable[[int], np.ndarray]) -> list[Twin]:
+    """For each of `rows` the most similar of `others`; of the earlier ones where both are the same."""
     hashes = _hash(thumbs[others])
     step = max(1, _BLOCK // max(len(others), 1))
-    earlier = rows is others
+    found = []  # position in rows, position in others, turn, correlation
     for turn in range(turns):
-        turned = np.rot90(thumbs[rows], turn % 4, axes=(1, 2))
-        turned = turned[:, :, ::-1] if turn >= 4 else turned
+        turned = _turned(thumbs[rows], turn)
         mine = _hash(turned)
         for start in range(0, len(rows), step):
             agree = mine[start : start + step] @ hashes.T
             i, j = np.nonzero(agree >= mine.shape[1] - 2 * TWIN_BITS)
             i += start
-            if earlier:
+            if rows is others:
                 i, j = i[j < i], j[j < i]
-            for part in range(0, len(i), 65536):
-                a, b = i[part : part + 65536], j[part : part + 65536]
-                similar = _correlation(turned[a], thumbs[others[b]])
-                for k in np.flatnonzero(similar >= TWIN_CORRELATION):
-                    if similar[k] > correlation[a[k]]:
-                        best[a[k]], correlation[a[k]] = others[b[k]], similar[k]
-    return [Twin(int(rows[k]), int(best[k]), float(correlation[k])) for k in np.flatnonzero(best >= 0)]
+            similar = _correlation(turned[i], thumbs[others[j]])
+            keep = similar >= TWIN_CORRELATION
+            found.append((i[keep], j[keep], np.full(keep.sum(), turn), similar[keep]))
+    i, j, turn, similar = map(np.concatenate, zip(*found))
+    twins = []
+    order = np.lexsort((-similar, i))
+    for position, group in itertools.groupby(order, key=lambda k: i[k]):
+        row = int(rows[position])
+        likely = [Twin(row, int(others[j[k]]), _detail_correlation(_turned(detail(row), turn[k]), detail(int(others[j[k]]))))
+                  for k in itertools.islice(group, _CANDIDATES)]
+        best = max(likely, key=lambda t: t.correlation)
+        if best.correlation >= at_least:
+            twins.append(best)
+    return twins
+
+
+def _turned(pictures: np.ndarray, turn: int) -> np.ndarray:
+    """Pictures [...,H,W] in one of the eight ways in which a square can be laid down."""
+    turned = np.rot90(pictures, turn % 4, axes=(-2, -1))
+    return turned[..., ::-1] if turn >= 4 else turned
+
+
+def _detail_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson's, of what is finer than a blur of 2 px in two thumbnails, at the shift of up to an eighth that fits best."""
+    pair = (np.ascontiguousarray(p, np.float32) for p in (a, b))
+    fine = [d - d.mean() for d in (p - cv2.GaussianBlur(p, (0, 0), 2) for p in pair)]
+    product = np.fft.ifft2(np.fft.fft2(fine[0]) * np.conj(np.fft.fft2(fine[1]))).real
+    reach = len(a) // 8
+    product = np.roll(product, (reach, reach), axis=(0, 1))[: 2 * reach + 1, : 2 * reach + 1]
+    return float(product.max() / max(np.sqrt((fine[0] ** 2).sum() * (fine[1] ** 2).sum()), 1e-6))
 
 
 def _hash(thumbs: np.ndarray) -> np.ndarray:
@@ -277,7 +306,7 @@ def _hash(thumbs: np.ndarray) -> np.ndarray:
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Pearson's, of thumbnails [n,32,32] in pairs; 0 where one of them is flat."""
-    a, b = (t.reshape(len(t), -1).astype(np.float32) for t in (a, b))
+    a, b = (t.reshape(-1, THUMB_PX**2).astype(np.float32) for t in (a, b))
     a, b = (t - t.mean(1, keepdims=True) for t in (a, b))
     deviation = a.std(1), b.std(1)
     clear = np.minimum(*deviation) > _FLAT

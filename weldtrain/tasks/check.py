@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,7 +43,8 @@ def run(cfg: Config, record: RunRecord) -> None:
         else:
             thumbs[row] = thumb
     leak_level = ERROR if cfg.dataset.leak == "error" else NOTE
-    across, within = audit.twins_across(thumbs, index.split_ids), audit.twins_within(thumbs, index.split_ids)
+    detail = functools.cache(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
+    across, within = (find(thumbs, index.split_ids, detail) for find in (audit.twins_across, audit.twins_within))
     sources = audit.sources_across([index.path(i) for i in range(len(index))], [index.splits[k] for k in index.split_ids])
     survived = audit.survival(index, cfg.model)
     findings += audit.label_findings(index, cfg)
