@@ -36,7 +36,7 @@ class Folder:
         # The folder that holds all the others, as archives often unpack; "" where that is the root.
         first, last = (n.split("/")[:-1] for n in (self.names[0], self.names[-1])) if self.names else ([], [])
         self.top = "/".join(first[: _common(first, last)])
-        self._loose: list[tuple[str, str]] = []
+        self.loose: list[tuple[str, str]] = []  # names that `find` knew by their last part alone, and their pictures
         self.narrow(self.folder(images, "images") if images else "")
 
     def narrow(self, images: str) -> None:
@@ -68,10 +68,8 @@ class Folder:
 
     def folder(self, name: str, which: str) -> str:
         """`name` as the listing spells it. Raises DataError if no data file lies below it."""
-        wanted = f"{'/'.join(path_parts(name))}/"
-        for n in self.names:
-            if folded(n).startswith(folded(wanted)):
-                return _first(n, wanted.count("/"))
+        if found := self.has_folder("/".join(path_parts(name))):
+            return found
         near = ", ".join(sorted({n.split("/")[0] for n in self.names if "/" in n})) or "no folder at all"
         raise DataError("no such folder, or no data in it", self.root / name, f"set dataset.{which}; {self.root} holds {near}")
 
@@ -112,7 +110,7 @@ class Folder:
         if not whole and len(found) > 1:  # which one, nobody can tell
             return []
         if not whole or (_suffix(name) in IMAGE_SUFFIXES and _suffix(name) != _suffix(best[0])):
-            self._loose.append((reference, best[0]))
+            self.loose.append((reference, best[0]))
         return best
 
     def pair(self, pictures: Iterable[str], annotations: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, list[str]]]]:
@@ -143,18 +141,6 @@ class Folder:
                 if nearest:
                     pairs[picture] = nearest[0]
         return pairs, unclear
-
-    def notes(self) -> list:
-        """Findings on what was found by a part of its name only, and on pictures of kinds that are not read."""
-        from weldtrain.formats.record import NOTE, Finding
-
-        notes = [Finding(NOTE, "suffix-unknown", "", 0, f"{count} files {suffix} are of no kind that is read",
-                         f"convert them to {' '.join(IMAGE_SUFFIXES[:4])} …") for suffix, count in sorted(self.strange.items())]
-        if self._loose:
-            reference, picture = self._loose[0]
-            notes.append(Finding(NOTE, "name-loose", picture, 0, f"{len(self._loose)} names were found by their last part alone, "
-                                 f"such as '{reference}'"))
-        return notes
 
 
 def read_text(path: Path) -> str:

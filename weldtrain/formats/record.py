@@ -11,7 +11,7 @@ import numpy as np
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder
-from weldtrain.formats.pictures import Header, picture_header
+from weldtrain.formats.pictures import IMAGE_SUFFIXES, Header, picture_header
 
 DIFFICULT = 1
 CROWD = 2
@@ -140,7 +140,12 @@ class Reader:
                 self.images.append(image)
                 self.sources.append(source)
                 self.splits.append(split)
-        self.findings += self.folder.notes()
+        self.findings += [Finding(NOTE, "suffix-unknown", "", 0, f"{count} files {suffix} are of no kind that is read",
+                                  f"convert them to {' '.join(IMAGE_SUFFIXES[:4])} …")
+                          for suffix, count in sorted(self.folder.strange.items())]
+        if loose := self.folder.loose:
+            self.findings.append(Finding(NOTE, "name-loose", loose[0][1], 0, f"{len(loose)} names were found by their last part "
+                                         f"alone, such as '{loose[0][0]}'"))
 
     def no_picture(self, found: Sequence[str]) -> tuple[str, str]:
         """The kind of finding and the words for a name that means no picture, or several."""
