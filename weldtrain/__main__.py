@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 the run failed, 2 the user's configuration or data is wron
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -21,6 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from weldtrain import config
 from weldtrain.errors import WeldtrainError
+
+# The place for results is full, or may not be written, or cannot be.
+_NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+             errno.ENAMETOOLONG)
 
 
 class Terminated(KeyboardInterrupt):
@@ -48,6 +54,9 @@ def _run(composed: DictConfig) -> float | None:
 
 def main() -> None:
     """`weldtrain` and `python -m weldtrain`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a class named 裂纹 must not end a run whose screen cannot show it
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     signal.signal(signal.SIGTERM, _terminate)
     config.register()
@@ -58,7 +67,9 @@ def main() -> None:
         given = {o.split("=")[0].lstrip("+~") for o in overrides}
         if not given & {"experiment", "dataset"}:
             # A folder is recognised; without one a first run needs no arguments and no GPU.
-            sys.argv.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
+            overrides.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
+        # argparse wants them in one piece, and people write -m first, last or between.
+        sys.argv[1:] = [*(a for a in sys.argv[1:] if a not in overrides), *overrides]
         _run()
     except Terminated:
         sys.exit(_interrupted("terminated", 143))
@@ -86,6 +97,11 @@ def _report(error: Exception) -> int:
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         print(f"weldtrain: {_hydra_line(error)}", file=sys.stderr)
         return 2
+    if isinstance(error, OSError) and error.errno in _NO_PLACE:
+        place = error.filename or "a file of the run"
+        print(f"weldtrain: {place}: {error.strerror}; set output_dir and cache_dir to folders with room and the right to write",
+              file=sys.stderr)
+        return 1
     traceback.print_exception(error)
     print(f"weldtrain: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
     return 1

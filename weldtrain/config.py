@@ -67,6 +67,7 @@ class DatasetConfig:
     difficult: str = key("ignore", choices=("ignore", "use"))
     one_based: bool = False
     strict: bool = False
+    rescan: bool = False
     leak: str = key("warn", choices=("warn", "error"))
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
@@ -182,6 +183,7 @@ ELSEWHERE = {
     "seed_everything": "seed", "conf": "evaluate.score_thresh",
 }
 PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "dataset.root")
+TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group")
 
 
 def register() -> None:
@@ -228,17 +230,19 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def quoted_path(override: str) -> str:
-    """An override of a path key as Hydra's grammar wants it: `~` expanded, and quoted where it holds odd characters.
+    """An override of a key that holds text, quoted for Hydra's grammar: there 2024_05 is a number and [0-9] a list.
 
-    A comma is left alone: it separates the points of a sweep.
+    What the user has quoted, and a comma, which separates the points of a sweep, are left alone.
     """
     name, equals, value = override.partition("=")
-    if not equals or name.lstrip("+") not in PATH_KEYS or value[:1] in ("'", '"') or value == "null":
+    key = name.lstrip("+")
+    if not equals or key not in PATH_KEYS + TEXT_KEYS or value[:1] in ("'", '"') or value in ("", "null") or "," in value:
         return override
-    value = os.path.expanduser(value)
-    if re.fullmatch(r"[\w./:,\- ]*", value, re.ASCII):
-        return f"{name}={value}"
-    return "{}='{}'".format(name, value.replace("\\", "\\\\").replace("'", "\\'"))
+    if key in PATH_KEYS:
+        value = os.path.expanduser(value)
+    # A backslash is one, except before a quote.
+    value = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
+    return f"{name}='{value}'"
 
 
 def check_override_keys(overrides: Sequence[str]) -> None:
@@ -250,6 +254,8 @@ def check_override_keys(overrides: Sequence[str]) -> None:
         name = override.key_or_group
         if name not in known and name not in GROUPS and not name.startswith(("hydra.", "hydra/")):
             raise unknown_key(name)
+        if override.is_delete() and name in known and name not in GROUPS:
+            raise ConfigError("cannot be deleted", name, "every key has a value: give it another")
         if name in GROUPS and not override.is_delete() and override.value() is None:
             raise ConfigError("null is no choice", name, f"name one, or leave out {name}=")
 
@@ -266,6 +272,8 @@ def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
             raise unknown_key(name)
     for name in PATH_KEYS:
         value = OmegaConf.select(composed, name)
+        if value is not None and not value.strip():
+            raise ConfigError("is empty", name, "was a variable not set? Give a path, or null")
         if value is not None:
             OmegaConf.update(composed, name, absolute(value, cwd))
     cfg = OmegaConf.to_object(composed)
@@ -328,6 +336,10 @@ def _check_together(cfg: Config) -> None:
         raise ConfigError("not set", "dataset.root", "give the folder of your data: dataset.root=/path/to/it")
     if cfg.dataset.format == "synthetic" and cfg.dataset.root is not None:
         raise ConfigError("has no meaning for drawn pictures", "dataset.root", "add dataset=auto to read your own folder")
+    for name in ("output_dir", "cache_dir"):
+        folder = getattr(cfg, name)
+        if cfg.dataset.root is not None and Path(folder).is_relative_to(cfg.dataset.root):
+            raise ConfigError(f"{folder} lies below dataset.root, where nothing is written", name, "name another folder")
     if cfg.dataset.split.val + cfg.dataset.split.test >= 1:
         raise ConfigError("val and test leave nothing to train on", "dataset.split", "their sum must be below 1")
     try:
@@ -338,7 +350,8 @@ def _check_together(cfg: Config) -> None:
         window = getattr(cfg.model, name)
         if window is not None and not (len(window) == 2 and window[0] < window[1]):
             raise ConfigError(f"{window} is no window", f"model.{name}", "give two numbers, the lower first")
-    if cfg.dataset.classes is not None and not (cfg.dataset.classes and all(name.strip() for name in cfg.dataset.classes)):
+    if cfg.dataset.classes is not None and not (
+            cfg.dataset.classes and all(isinstance(name, str) and name.strip() for name in cfg.dataset.classes)):
         raise ConfigError("names no class", "dataset.classes", "list every class, or set null to find them in the data")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
         raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")

@@ -1,5 +1,7 @@
 """The audit finds what is shared between splits and what is too small to see, and nothing where there is nothing."""
 
+from types import SimpleNamespace
+
 import cv2
 import numpy as np
 import pytest
@@ -37,7 +39,8 @@ def within(pictures, splits):
 
 
 def search(find, pictures, splits):
-    return find(np.stack([thumb(p) for p in pictures]), np.asarray(splits), lambda row: thumb(pictures[row], audit.DETAIL_PX))
+    index = SimpleNamespace(split_ids=np.asarray(splits), splits=["test", "val", "other"])
+    return find(np.stack([thumb(p) for p in pictures]), index, lambda row: thumb(pictures[row], audit.DETAIL_PX))
 
 
 def recoded(picture):
@@ -125,7 +128,9 @@ def test_the_advice_lifts_what_it_speaks_of_above_the_limit():
     (tiled,) = survival(index_of([(tile, tile)] * 100, index.boxes), model)
     assert tiled.below <= audit.SMALL_SHARE + 0.01
     kinds = {f.kind: f for f in survival_findings([pores], model)}
-    assert f"{pores.below:.0%} of pore falls below 8 px" in kinds["boxes-small"].text
+    small = round(100 * pores.below)
+    assert kinds["boxes-small"].text == (f"{small} of 100 boxes of pore ({small}%) are below 8 px after resizing to "
+                                         "model.min_size=800, model.max_size=1333")
 
 
 def test_ignored_boxes_do_not_count():

@@ -375,5 +375,6 @@ def test_findings_are_told_by_kind_with_their_number_and_the_first_place(plates,
     empty = plates.crack((9, 9, 9, 9))
     cfg = plates({f"{i}.png": None for i in range(3)}, {str(i): plates.crack() + empty for i in range(3)})
     open_index(cfg, cache).report_findings()
-    (line,) = caplog.messages
+    line, total = caplog.messages
     assert line.startswith("box-empty: 3 in 3 files, first annotations/0.xml:3: object 2 (crack) [9, 9, 9, 9] encloses nothing")
+    assert total == "3 boxes dropped in 3 files"

@@ -31,8 +31,9 @@ TWIN_CORRELATION = 0.9
 TWIN_DETAIL = 0.5
 SAME_DETAIL = 0.9
 _FLAT = 0.5  # grey levels of standard deviation: below it a thumbnail shows noise
-_CANDIDATES = 3  # for each picture, of which the details are compared
-_BLOCK = 2**24  # pairs compared at once
+_HASHED, _CANDIDATES = 8, 3  # for each picture, of which thumbnails and of which details are compared
+_BLOCK = 2**21  # pairs of hashes compared at once
+_COMMON_FROM, _COMMON_OF = 20, 200  # pictures from which on, and of how many, the common part is taken
 
 # Two cells of the finest feature map: what is smaller leaves hardly a trace.
 _FINEST_STRIDE_PX = {"resnet": 4, "mobilenet": 32}
@@ -78,27 +79,32 @@ def thumbnail(index: AnnotationIndex, row: int, window: Window, side_px: int) ->
     return small if small.ndim == 2 else cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
 
 
-def twins_across(thumbs: np.ndarray, split_ids: np.ndarray, detail: Callable[[int], np.ndarray]) -> list[Twin]:
-    """For each picture its nearest twin in a larger split, upright, turned or mirrored, where it has one.
+def twins_across(thumbs: np.ndarray, index: AnnotationIndex, detail: Callable[[int], np.ndarray]) -> list[Twin]:
+    """For each picture of a split its nearest twin in another, upright, turned or mirrored: of val and test pictures in
+    train, else of those of the smaller split in the larger.
 
-    thumbs uint8 [n,32,32]; `detail` gives the thumbnail uint8 [128,128] of a row. By the signs of low frequencies (a
-    perceptual hash) and correlation of the thumbnails, then by the correlation of aligned details.
+    thumbs uint8 [n,32,32]; `detail` gives the thumbnail uint8 [128,128] of a row. What all pictures of the set have in
+    common (a fixture, a burned-in text) is taken off; then by the signs of low frequencies (a perceptual hash), the
+    correlation of the thumbnails, and the correlation of aligned details.
     """
-    order = sorted(np.unique(split_ids), key=lambda s: ((split_ids == s).sum(), s))
+    ids = index.split_ids
+    order = sorted(range(len(index.splits)), key=lambda s: (index.splits[s] == "train", int((ids == s).sum()), s))
+    search = _Search(thumbs, detail)
     best: dict[int, Twin] = {}
     for a, b in itertools.combinations(order, 2):
-        for twin in _twins(thumbs, np.flatnonzero(split_ids == a), np.flatnonzero(split_ids == b), 8, TWIN_DETAIL, detail):
+        for twin in search.twins(np.flatnonzero(ids == a), np.flatnonzero(ids == b), 8, TWIN_DETAIL):
             if twin.row not in best or best[twin.row].correlation < twin.correlation:
                 best[twin.row] = twin
     return sorted(best.values(), key=lambda t: (-round(t.correlation, 2), t.row))
 
 
-def twins_within(thumbs: np.ndarray, split_ids: np.ndarray, detail: Callable[[int], np.ndarray]) -> list[Twin]:
+def twins_within(thumbs: np.ndarray, index: AnnotationIndex, detail: Callable[[int], np.ndarray]) -> list[Twin]:
     """Pictures that are the same, upright, as an earlier one of their split."""
+    search = _Search(thumbs, detail)
     found = []
-    for split in np.unique(split_ids):
-        rows = np.flatnonzero(split_ids == split)
-        found += _twins(thumbs, rows, rows, 1, SAME_DETAIL, detail)
+    for split in range(len(index.splits)):
+        rows = np.flatnonzero(index.split_ids == split)
+        found += search.twins(rows, rows, 1, SAME_DETAIL)
     return found
 
 
@@ -113,12 +119,15 @@ def sources_across(paths: Sequence[str], splits: Sequence[str]) -> dict[str, dic
 def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
     """Classes that are unknown, alike, unused, or absent where they are needed; splits that are needed and empty."""
     findings = []
+    made = any(f.kind == "split-made" for f in index.findings)
+    anew = "choose another dataset.split.seed, or give dataset.split_csv" if made else \
+        "dataset.split.make=always spreads each class over the splits"
     counts = {split: index.boxes_per_name(split) for split in index.splits}
     wanted = cfg.dataset.classes
     for name_id, name in enumerate(index.names):
         box = int(np.flatnonzero(index.name_ids == name_id)[0])
         total = int((index.name_ids == name_id).sum())
-        first = index.path(index.row_of(box)), int(index.lines[box])
+        first = index.path(index.row_of(box)), 0
         if wanted is not None and name not in wanted:
             near = nearest(name, wanted)
             findings.append(Finding(ERROR, "class-unknown", *first, f"class '{name}' ({total} boxes) is not in dataset.classes",
@@ -130,8 +139,7 @@ def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
             if split in counts and not counts[split][name_id]:
                 why = "it cannot be learned" if split == "train" else "its AP cannot be told"
                 findings.append(Finding(NOTE, "class-absent", "", 0,
-                                        f"class '{name}' ({total} boxes) has none in {split}: {why}",
-                                        "dataset.split.make=always spreads each class over the splits"))
+                                        f"class '{name}' ({total} boxes) has none in {split}: {why}", anew))
     for number, name in enumerate(index.classes if wanted is None else wanted):
         if name not in index.names:
             hint = " (number 0 never occurs: do the numbers count from 1?)" if number == 0 and index.format == "yolo" else ""
@@ -143,11 +151,16 @@ def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
     if not len(index.boxes):
         findings.append(Finding(ERROR, "nothing-to-learn", "", 0, "no picture has a box",
                                 "a detector needs defects to learn from"))
+    training = int((index.split_ids == index.splits.index("train")).sum()) if "train" in index.splits else 0
+    if 0 < training < cfg.loader.batch_size and cfg.loader.drop_last:
+        findings.append(Finding(NOTE, "train-small", "", 0, f"{training} training pictures do not fill one batch of "
+                                f"{cfg.loader.batch_size}: training would refuse", f"set loader.batch_size={training}, or lower"))
     for split in dict.fromkeys(("train", cfg.evaluate.split)):
         if split not in index.splits:
             there = ", ".join(index.splits) or "none"
             findings.append(Finding(ERROR, "split-empty", "", 0, f"no picture in split '{split}'; the splits are {there}",
-                                    "name it in the split file, or set dataset.split.make"))
+                                    "too few pictures, or too few groups, to make one: set dataset.split.group=null, or give "
+                                    "dataset.split_csv" if made else "name it in the split file, or set dataset.split.make"))
     return findings
 
 
@@ -166,7 +179,7 @@ def leak_findings(index: AnnotationIndex, across: Sequence[Twin], within: Sequen
     split = [index.splits[i] for i in index.split_ids]
     findings = [Finding(level, "leak-twin", index.path(t.row), 0,
                         f"{split[t.row]} picture is nearly the same as {index.path(t.other)} in {split[t.other]} "
-                        f"(details correlate by {t.correlation:.2f})", "keep both in one split") for t in across]
+                        f"(details correlate by {t.correlation:.2f})", "move one of them, or delete it") for t in across]
     findings += [Finding(NOTE, "picture-twice", index.path(t.row), 0, f"is the same picture as {index.path(t.other)}",
                          "delete one") for t in within]
     for name, by_split in sources.items():
@@ -174,7 +187,7 @@ def leak_findings(index: AnnotationIndex, across: Sequence[Twin], within: Sequen
         first = next(iter(by_split.values()))[0]
         findings.append(Finding(level, "leak-source", index.path(first), 0,
                                 f"pictures of one source '{name}' lie in several splits: {where}",
-                                "dataset.split.make=always splits anew and keeps each source together"))
+                                "dataset.split.make=always splits anew and dataset.split.group=auto keeps each source together"))
     return findings
 
 
@@ -184,8 +197,10 @@ def survival_findings(survived: Sequence[Survival], model: ModelConfig) -> list[
     anchors = f"anchors are {_listed(model.anchor_sizes)} px with ratios {_listed(model.anchor_ratios)}"
     for s in survived:
         if s.advice:
-            findings.append(Finding(NOTE, "boxes-small", "", 0, f"{s.below:.0%} of {s.name} falls below {s.limit_px:g} px at "
-                                    f"model.min_size={model.min_size}", s.advice))
+            count = len(s.sizes_px)
+            findings.append(Finding(NOTE, "boxes-small", "", 0, f"{round(s.below * count)} of {count} boxes of {s.name} "
+                                    f"({s.below:.0%}) are below {s.limit_px:g} px after resizing to model.min_size="
+                                    f"{model.min_size}, model.max_size={model.max_size}", s.advice))
         if s.unanchored > SMALL_SHARE:
             low, high = np.quantile(s.sizes_px, (0.05, 0.95))
             findings.append(Finding(NOTE, "boxes-no-anchor", "", 0, f"{s.unanchored:.0%} of {s.name} has a shape that no anchor "
@@ -250,35 +265,53 @@ def _best_shape_iou(extents: np.ndarray, model: ModelConfig) -> np.ndarray:
     return best
 
 
-def _twins(thumbs: np.ndarray, rows: np.ndarray, others: np.ndarray, turns: int, at_least: float,
-           detail: Callable[[int], np.ndarray]) -> list[Twin]:
-    """For each of `rows` the most similar of `others`; of the earlier ones where both are the same."""
-    hashes = _hash(thumbs[others])
-    step = max(1, _BLOCK // max(len(others), 1))
-    found = []  # position in rows, position in others, turn, correlation
-    for turn in range(turns):
-        turned = _turned(thumbs[rows], turn)
-        mine = _hash(turned)
-        for start in range(0, len(rows), step):
-            agree = mine[start : start + step] @ hashes.T
-            i, j = np.nonzero(agree >= mine.shape[1] - 2 * TWIN_BITS)
-            i += start
-            if rows is others:
-                i, j = i[j < i], j[j < i]
-            similar = _correlation(turned[i], thumbs[others[j]])
+class _Search:
+    """Looks for twins among pictures, all compared after what they have in common is taken off."""
+
+    def __init__(self, thumbs: np.ndarray, detail: Callable[[int], np.ndarray]) -> None:
+        self.thumbs = thumbs.astype(np.float32)
+        self.clear = self.thumbs.std(axis=(1, 2)) > _FLAT
+        self.detail, self.common = detail, np.zeros((DETAIL_PX, DETAIL_PX), np.float32)
+        rows = np.flatnonzero(self.clear)
+        if len(rows) >= _COMMON_FROM:
+            self.thumbs -= self.thumbs[rows].mean(0)
+            some = rows[np.unique(np.linspace(0, len(rows) - 1, _COMMON_OF).astype(int))]
+            self.common = np.mean([self.detail(int(row)) for row in some], axis=0, dtype=np.float32)
+
+    def twins(self, rows: np.ndarray, others: np.ndarray, turns: int, at_least: float) -> list[Twin]:
+        """For each of `rows` the most similar of `others`; of the earlier ones where both are the same."""
+        within = rows is others
+        rows, others = rows[self.clear[rows]], others[self.clear[others]]
+        if not len(rows) or not len(others):
+            return []
+        hashes = _hash(self.thumbs[others])
+        step = max(1, _BLOCK // len(others))
+        found = []  # row, other, turn, correlation
+        for turn, start in itertools.product(range(turns), range(0, len(rows), step)):
+            some = rows[start : start + step]
+            turned = _turned(self.thumbs[some], turn)
+            agree = _hash(turned) @ hashes.T
+            if within:
+                agree[others >= some[:, None]] = -np.inf
+            # A bounded number for each, since in a set where all look alike all would be candidates.
+            likeliest = np.argpartition(-agree, min(_HASHED, len(others)) - 1, axis=1)[:, :_HASHED]
+            i, k = np.nonzero(np.take_along_axis(agree, likeliest, 1) >= hashes.shape[1] - 2 * TWIN_BITS)
+            j = likeliest[i, k]
+            similar = _correlation(turned[i], self.thumbs[others[j]])
             keep = similar >= TWIN_CORRELATION
-            found.append((i[keep], j[keep], np.full(keep.sum(), turn), similar[keep]))
-    i, j, turn, similar = map(np.concatenate, zip(*found))
-    twins = []
-    order = np.lexsort((-similar, i))
-    for position, group in itertools.groupby(order, key=lambda k: i[k]):
-        row = int(rows[position])
-        likely = [Twin(row, int(others[j[k]]), _detail_correlation(_turned(detail(row), turn[k]), detail(int(others[j[k]]))))
-                  for k in itertools.islice(group, _CANDIDATES)]
-        best = max(likely, key=lambda t: t.correlation)
-        if best.correlation >= at_least:
-            twins.append(best)
-    return twins
+            found += zip(some[i[keep]].tolist(), others[j[keep]].tolist(), itertools.repeat(turn), similar[keep].tolist())
+        twins = []
+        found.sort(key=lambda f: (f[0], -f[3]))
+        for row, candidates in itertools.groupby(found, key=lambda f: f[0]):
+            likely = [Twin(row, other, self._likeness(row, other, turn))
+                      for _, other, turn, _ in itertools.islice(candidates, _CANDIDATES)]
+            best = max(likely, key=lambda t: t.correlation)
+            if best.correlation >= at_least:
+                twins.append(best)
+        return twins
+
+    def _likeness(self, row: int, other: int, turn: int) -> float:
+        return _detail_correlation(_turned(self.detail(row) - self.common, turn), self.detail(other) - self.common)
 
 
 def _turned(pictures: np.ndarray, turn: int) -> np.ndarray:
@@ -300,14 +333,12 @@ def _detail_correlation(a: np.ndarray, b: np.ndarray) -> float:
 def _hash(thumbs: np.ndarray) -> np.ndarray:
     """float32 [n,63] of -1 and 1: whether each of the lowest 8x8 frequencies but the mean is above their median."""
     cosine = np.cos(np.pi / THUMB_PX * np.outer(np.arange(8), np.arange(THUMB_PX) + 0.5)).astype(np.float32)
-    low = np.einsum("uy,nyx,vx->nuv", cosine, thumbs.astype(np.float32), cosine, optimize=True).reshape(len(thumbs), -1)[:, 1:]
+    low = np.einsum("uy,nyx,vx->nuv", cosine, thumbs, cosine, optimize=True).reshape(len(thumbs), -1)[:, 1:]
     return np.where(low > np.median(low, axis=1, keepdims=True), np.float32(1), np.float32(-1))
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Pearson's, of thumbnails [n,32,32] in pairs; 0 where one of them is flat."""
-    a, b = (t.reshape(-1, THUMB_PX**2).astype(np.float32) for t in (a, b))
+    """Pearson's, of thumbnails float32 [n,32,32] in pairs."""
+    a, b = (t.reshape(-1, THUMB_PX**2) for t in (a, b))
     a, b = (t - t.mean(1, keepdims=True) for t in (a, b))
-    deviation = a.std(1), b.std(1)
-    clear = np.minimum(*deviation) > _FLAT
-    return np.where(clear, (a * b).mean(1) / np.maximum(deviation[0] * deviation[1], 1e-6), 0)
+    return (a * b).mean(1) / np.maximum(a.std(1) * b.std(1), 1e-6)

@@ -27,6 +27,7 @@ from weldtrain.data import synthetic
 from weldtrain.data.images import read_image
 from weldtrain.errors import DataError, PictureError, TrainingError, one_line
 from weldtrain.formats import open_reader, stamp
+from weldtrain.formats.pictures import OR_SKIP
 from weldtrain.formats.record import CROWD, DIFFICULT, DROPPED, ERROR, Finding, Reader, Record
 from weldtrain.formats.splits import settle_splits
 from weldtrain.telemetry.console import followed
@@ -132,6 +133,13 @@ class AnnotationIndex:
                 log.info(one_line(finding.text))
         for line in summary(f for f in self.findings if f.kind not in _SAID_WHOLE):
             log.warning(line)
+        if lost := self.dropped_boxes():
+            log.warning(lost)
+
+    def dropped_boxes(self) -> str:
+        """How many boxes the reader dropped, in how many files; "" if none."""
+        lost = _dropped_boxes(self.findings)
+        return f"{len(lost)} boxes dropped in {len({f.file for f in lost})} files" if lost else ""
 
     def describe(self, split: str) -> str:
         """One line of counts: pictures, defect-free ones, boxes by class."""
@@ -150,7 +158,7 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
     if dataset.format == "synthetic":
         dataset = replace(dataset, root=str(synthetic_root(dataset.synthetic, cache_dir)))
     current = stamp(dataset)
-    settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic", "strict", "leak")}
+    settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic", "strict", "rescan", "leak")}
     if dataset.format in ("yolo", "auto"):
         settings["classes"] = dataset.classes  # these may stand for the names that a data.yaml lacks
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12).hexdigest()
@@ -162,7 +170,7 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
         pass
     except (ValueError, KeyError, TypeError, OSError) as e:
         log.warning("index %s is damaged (%s): built anew", file, e)
-    if index is None or index.stamp != current:
+    if index is None or index.stamp != current or dataset.rescan:
         _write(file, *build(dataset, current))
         index = AnnotationIndex(file)
     if refuse:
@@ -182,6 +190,10 @@ def summary(findings: Iterable[Finding]) -> list[str]:
         text = f"{first.where()}: {first.text}".removeprefix(": ")
         lines.append(one_line(f"{kind}: {count}{text}" + f"; {first.fix}" * bool(first.fix)))
     return lines
+
+
+def _dropped_boxes(findings: Iterable[Finding]) -> list[Finding]:
+    return [f for f in findings if f.level == DROPPED and f.kind.startswith("box-")]
 
 
 def _refuse(index: AnnotationIndex, strict: bool) -> None:
@@ -231,8 +243,8 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     kept = np.concatenate([p["kept"] for p in parts]) if n else np.zeros(0, bool)
     images = [image for image, keep in zip(reader.images, kept) if keep]
     given = [split for split, keep in zip(reader.splits, kept) if keep]
-    findings = [*reader.findings, *(f for p in parts for f in p["findings"])]
     names = sorted({name for part in parts for name in part["names"]})
+    findings = [*reader.findings, *reader.conclude([f for p in parts for f in p["findings"]], names)]
     if len(names) > MAX_CLASSES:
         raise DataError(f"{len(names)} different class names, such as {', '.join(names[:3])}", reader.folder.root,
                         "is that the class, or the name of each object?")
@@ -242,7 +254,7 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     has_class = np.zeros((len(images), len(names)), bool)
     has_class[np.repeat(np.arange(len(images)), boxes_per_picture), name_ids] = True
     assigned, more = settle_splits(images, given, has_class, dataset.split)
-    lost = sum(f.level == DROPPED and f.kind.startswith("box-") for f in findings)
+    lost = len(_dropped_boxes(findings))
     if not images:
         more.append(Finding(ERROR, "nothing-left", "", 0, "no picture is left that can be used", "see the other findings"))
     elif lost and not len(name_ids):
@@ -288,6 +300,9 @@ def _flatten_in_parallel(reader: Reader, what: str) -> list[dict]:
         try:
             with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep, (file.name,)) as pool:
                 return list(followed(pool.map(_flatten_kept, chunks), len(chunks), what))
+        except OSError as e:
+            log.warning("no processes can be started (%s): reading in this one", e.strerror)
+            return [_flatten(reader, range(n))]
         except BrokenProcessPool as e:
             raise TrainingError("a process that was reading annotations and pictures died", reader.folder.root,
                                 "most often for lack of memory: is one picture very large? Lower dataset.max_megapixels") from e
@@ -321,10 +336,16 @@ def _flatten(reader: Reader, rows: range) -> dict:
             kept[k] = False
             what, _, fix = error.args
             findings.append(Finding(DROPPED if skip else ERROR, "picture-bad", reader.images[i], 0,
-                                    what + ": left out" * skip, fix))
-        else:
+                                    what + ": left out" * skip, fix.removesuffix(OR_SKIP) if skip else fix))
+            continue
+        findings += record.findings
+        lost = len(_dropped_boxes(record.findings))
+        kept[k] = bool(record.names) or not lost
+        if kept[k]:
             records.append(record)
-            findings += record.findings
+        else:  # not free of defects: nobody knows where they are
+            findings.append(Finding(DROPPED, "picture-emptied", record.image, 0, f"has no sound box of {lost}: left out",
+                                    "correct its annotation"))
     return {
         "kept": kept,
         "sizes": np.array([r.header[:2] for r in records], np.int32).reshape(-1, 2),

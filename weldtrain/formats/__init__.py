@@ -11,6 +11,7 @@ from weldtrain.errors import DataError
 from weldtrain.formats import coco, table, voc, yolo
 from weldtrain.formats.files import Folder, read_text, stamp_files
 from weldtrain.formats.record import NOTE, Finding, Reader
+from weldtrain.formats.splits import names_splits
 
 # welding_v2 and the synthetic set are VOC in the article's layout: their configs name its folders and its CSV.
 _READERS: dict[str, type[Reader]] = {
@@ -47,6 +48,9 @@ def recognise(folder: Folder, dataset: DatasetConfig) -> tuple[DatasetConfig, st
     found = _formats(folder, dataset)
     if not found:
         kinds = Counter(Path(n).suffix.lower() for n in folder.names)
+        tables = folder.ending((".csv",))
+        if len(tables) == 1:  # what is wrong with it helps more
+            raise table.fault(folder, tables[0])
         raise DataError("holds no annotations of a known format", folder.root,
                         f"found {', '.join(f'{n} {suffix}' for suffix, n in kinds.most_common(6))}; known are Pascal VOC (.xml) "
                         "and YOLO (.txt), each file named as its picture, COCO (.json), and .csv with image,x1,y1,x2,y2,class")
@@ -78,7 +82,7 @@ def _formats(folder: Folder, dataset: DatasetConfig) -> dict[str, str]:
         found["coco"] = " and ".join(tables[:3])
     if labels := _labels(folder):
         found.setdefault("yolo", f"rows of numbers in {labels}")
-    if tables := [n for n in folder.ending((".csv",)) if table.has_boxes(folder, n)]:
+    if tables := [n for n in folder.ending((".csv",)) if not table.fault(folder, n)]:
         found["csv"] = " and ".join(tables[:3])
     return found
 
@@ -110,18 +114,23 @@ def _named_as_pictures(folder: Folder, suffix: str) -> list[str]:
 
 def _labels(folder: Folder) -> str:
     """The first text that has a picture's stem and the look of a YOLO label."""
-    for name in _named_as_pictures(folder, ".txt")[:200]:  # the first few may be empty: pictures without defects
+    for name in _named_as_pictures(folder, ".txt"):
         try:
-            if yolo.looks_like_labels(read_text(folder.path(name))):
+            # Many may be empty: pictures without defects.
+            if folder.path(name).stat().st_size and yolo.looks_like_labels(read_text(folder.path(name))):
                 return name
-        except DataError:
+        except (DataError, OSError):
             continue
     return ""
 
 
 def _split_csv(folder: Folder) -> str:
+    """The file of splits: of the article's name, or the only CSV of the root with the columns image_id and split and no boxes."""
     places = folder.places(_ARTICLE["split_csv"])
-    return next((n for n in folder.names if n.lower() in map(str.lower, places)), "")
+    if named := next((n for n in folder.names if n.lower() in map(str.lower, places)), ""):
+        return named
+    tables = [n for n in folder.ending((".csv",)) if n.rpartition("/")[0] in folder.places("") and names_splits(folder.path(n))]
+    return tables[0] if len(tables) == 1 and table.fault(folder, tables[0]) else ""
 
 
 def _root(dataset: DatasetConfig) -> Path:

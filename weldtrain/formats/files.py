@@ -17,7 +17,7 @@ from pathlib import Path
 from weldtrain.errors import DataError
 from weldtrain.formats.pictures import IMAGE_SUFFIXES
 
-DATA_SUFFIXES = (*IMAGE_SUFFIXES, ".xml", ".txt", ".json", ".csv", ".yaml", ".yml", ".names", ".data")
+DATA_SUFFIXES = (*IMAGE_SUFFIXES, ".xml", ".txt", ".json", ".csv", ".yaml", ".yml", ".names", ".labels", ".data")
 MAX_TEXT_BYTES = 32 * 2**20
 # Pictures, but none that is read here: to be named rather than passed over.
 _OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".dcm", ".dicom", ".raw", ".nef", ".cr2", ".dng", ".psd", ".svg",
@@ -37,7 +37,7 @@ class Folder:
         first, last = (n.split("/")[:-1] for n in (self.names[0], self.names[-1])) if self.names else ([], [])
         self.top = "/".join(first[: _common(first, last)])
         self.loose: list[tuple[str, str]] = []  # names that `find` knew by their last part alone, and their pictures
-        self.narrow(self.folder(images, "images") if images else "")
+        self.narrow(self.folder(images, "images") if images and path_parts(images) else "")
 
     def narrow(self, images: str) -> None:
         """Takes only the pictures below a folder."""
@@ -67,11 +67,14 @@ class Folder:
         return matching or self.ending(suffixes, self.folder(wanted, "annotations"))
 
     def folder(self, name: str, which: str) -> str:
-        """`name` as the listing spells it. Raises DataError if no data file lies below it."""
+        """`name` as the listing spells it, "" for the root. Raises DataError if no data file lies below it."""
+        if os.path.normpath(name) == ".":
+            return ""
         if found := self.has_folder("/".join(path_parts(name))):
             return found
         near = ", ".join(sorted({n.split("/")[0] for n in self.names if "/" in n})) or "no folder at all"
-        raise DataError("no such folder, or no data in it", self.root / name, f"set dataset.{which}; {self.root} holds {near}")
+        raise DataError("no such folder, or no data in it", self.root / name,
+                        f"set dataset.{which} to a folder below {self.root}, which holds {near}")
 
     def has_folder(self, name: str) -> str:
         """A folder of that name as the listing spells it, or "" where no data file lies below it."""
@@ -200,27 +203,34 @@ def _status(file: os.DirEntry[str] | Path) -> bytes:
     return struct.pack("<4Q", st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
 
 
-def _walk(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Files below `folder`, links followed but never in a circle; dot-files and `__MACOSX` are no data."""
+def _walk(folder: str, prefix: str = "", entered: set[str] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Files below `folder`, and links that lead nowhere. Links to folders are followed, but no folder is entered twice;
+    dot-files, `__MACOSX`, pipes and devices are no data."""
+    entered = set() if entered is None else entered
     real = os.path.realpath(folder)
-    if real in above:
+    if real in entered:
         return
+    entered.add(real)
     try:
-        entries = os.scandir(folder)
+        with os.scandir(folder) as entries:
+            found = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
     except OSError as e:
         raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
-    with entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
-                continue
-            try:
-                is_folder = entry.is_dir()
-            except OSError:  # a link to itself
-                is_folder = False
-            if is_folder:
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", above | {real})
-            else:
-                yield prefix + entry.name, entry
+    folders = []
+    for entry in found:
+        if _is(entry, "is_dir"):
+            folders.append(entry)
+        elif _is(entry, "is_file") or (entry.is_symlink() and not os.path.exists(entry.path)):
+            yield prefix + entry.name, entry
+    for entry in sorted(folders, key=lambda e: (e.is_symlink(), e.name)):  # a folder's own name before its other ones
+        yield from _walk(entry.path, f"{prefix}{entry.name}/", entered)
+
+
+def _is(entry: os.DirEntry[str], kind: str) -> bool:
+    try:
+        return getattr(entry, kind)()
+    except OSError:  # a link to itself
+        return False
 
 
 def path_parts(reference: str) -> list[str]:

@@ -12,7 +12,7 @@ from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder
 from weldtrain.formats.pictures import Header
 from weldtrain.formats.record import ERROR, Box, Finding, Reader, Size, are_shares
-from weldtrain.formats.splits import own_splits, split_of_path
+from weldtrain.formats.splits import empty_split, own_splits, split_of_path
 
 
 class Listed(Reader):
@@ -30,7 +30,10 @@ class Listed(Reader):
         self._sizes: dict[str, tuple[float, float]] = {}
         self._found: dict[tuple[str, str], list[str]] = {}
         for file in files:
+            told, split = len(self.findings), split_of_path(file)
             self.read_file(file)
+            if split and len(self.findings) == told and all(source != file for source, _ in self._chosen.values()):
+                self.findings.append(empty_split(file, split))
         if not self._chosen:
             problem = next((f for f in self.findings if f.level == ERROR), None)
             raise DataError("lists no picture that is there", folder.path(files[0]),

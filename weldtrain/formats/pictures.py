@@ -18,7 +18,8 @@ MAX_ASPECT = 300
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _GREY = ("1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I")
 JPEG_TAIL_BYTES = 64 * 1024  # cameras append previews and maps behind the end of a JPEG
-_FIX = "replace the file or take it out of the data; dataset.bad_images=skip leaves such pictures out"
+OR_SKIP = "; dataset.bad_images=skip leaves such pictures out"
+_FIX = f"replace the file or take it out of the data{OR_SKIP}"
 
 
 class Header(NamedTuple):
@@ -56,7 +57,7 @@ def picture_header(path: Path, max_megapixels: float) -> Header:
         raise unreadable(path, e) from None
     if width * height > max_megapixels * 1e6:
         raise PictureError(f"is {width}x{height}, larger than {max_megapixels:g} megapixels", path,
-                           "if that is right, raise dataset.max_megapixels; dataset.bad_images=skip leaves such pictures out")
+                           f"if that is right, raise dataset.max_megapixels{OR_SKIP}")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise PictureError(f"is {width}x{height}, a strip: its short side would vanish at any scale", path, _FIX)
     return header
@@ -85,7 +86,9 @@ def unreadable(path: Path, cause: object = "") -> PictureError:
     elif _start(path).lstrip()[:1] == b"<":
         what = "is not a picture but a page of HTML or XML"
     else:
-        what = "cannot be read as a picture" + (f" ({str(cause).replace(str(path), path.name)})" if str(cause) else "")
+        # Pillow's words for an unknown format say no more, but hold the whole path.
+        words = "" if isinstance(cause, UnidentifiedImageError) else str(cause).replace(str(path), path.name)
+        what = "cannot be read as a picture" + f" ({words})" * bool(words)
     return PictureError(what, path, _FIX)
 
 

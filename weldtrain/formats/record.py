@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,17 +96,23 @@ class Reader:
         header = picture_header(self.folder.path(self.images[i]), self.dataset.max_megapixels)
         return make_record(self.images[i], header, self.sources[i], self.annotations(i, header), self.dataset)
 
-    def match(self, pictures: Iterable[str], annotations: Sequence[str]) -> dict[str, str]:
+    def conclude(self, findings: Sequence[Finding], names: Collection[str]) -> list[Finding]:
+        """The findings of all pictures, once the class names that occur are known."""
+        return list(findings)
+
+    def match(self, pictures: Iterable[str], annotations: Sequence[str], where: str) -> dict[str, str]:
         """Picture -> its annotation file, by name and place; what stays unclear or unused becomes a finding.
 
-        Raises DataError if there are pictures and none has an annotation.
+        `where` is the folder that holds all `annotations`, "" for the root. Raises DataError if there are pictures and
+        none has an annotation.
         """
         pictures = list(pictures)
         pairs, unclear = self.folder.pair(pictures, annotations)
         if pictures and not pairs:
             raise DataError(f"no annotation for any of {len(pictures)} pictures", self.folder.root,
-                            f"for {pictures[0]} a file of the same name was looked for everywhere; found are "
-                            f"{annotations[0] if annotations else 'none'}{' and others' * (len(annotations) > 1)}")
+                            f"for {pictures[0]} a file of the same name was looked for everywhere below "
+                            f"{self.folder.path(where)}; found are {annotations[0] if annotations else 'none'}"
+                            f"{f' and {len(annotations) - 1} others' * (len(annotations) > 1)}")
         self.findings += [Finding(ERROR, "pair-unclear", name, 0, f"may belong to {' or '.join(others)}",
                                   "rename or remove all but one") for name, others in unclear]
         stray = sorted(set(annotations) - set(pairs.values()) - {name for _, others in unclear for name in others})
@@ -140,9 +146,10 @@ class Reader:
                 self.images.append(image)
                 self.sources.append(source)
                 self.splits.append(split)
-        self.findings += [Finding(NOTE, "suffix-unknown", "", 0, f"{count} files {suffix} are of no kind that is read",
-                                  f"convert them to {' '.join(IMAGE_SUFFIXES[:4])} …")
-                          for suffix, count in sorted(self.folder.strange.items())]
+        if strange := self.folder.strange:
+            kinds = ", ".join(f"{count} {suffix}" for suffix, count in strange.most_common())
+            self.findings.append(Finding(NOTE, "suffix-unknown", "", 0, f"files of kinds that are not read: {kinds}",
+                                         f"convert them to one of {' '.join(IMAGE_SUFFIXES)}"))
         if loose := self.folder.loose:
             self.findings.append(Finding(NOTE, "name-loose", loose[0][1], 0, f"{len(loose)} names were found by their last part "
                                          f"alone, such as '{loose[0][0]}'"))
@@ -178,7 +185,7 @@ def make_record(
         Finding(NOTE, "picture-pages", image, 0, f"holds {header.pages} pages: the first is used")]
     kept: list[Box] = []
     seen: dict[tuple, Box] = {}
-    for number, item in enumerate((i for i in items if not _noted(i, source, header, findings)), 1):
+    for number, item in enumerate((i for i in items if not _noted(i, image, source, header, findings)), 1):
         box = item._replace(called=f"{item.called or f'object {number}'} ({item.name})")
         if dataset.difficult == "use":
             box = box._replace(flags=box.flags & ~DIFFICULT)
@@ -206,7 +213,7 @@ def make_record(
     )
 
 
-def _noted(item: Box | Size | Finding, source: str, header: Header, findings: list[Finding]) -> bool:
+def _noted(item: Box | Size | Finding, image: str, source: str, header: Header, findings: list[Finding]) -> bool:
     """True for what is no box; a claimed size that is not the picture's becomes a finding."""
     if isinstance(item, Finding):
         findings.append(item)
@@ -216,7 +223,7 @@ def _noted(item: Box | Size | Finding, source: str, header: Header, findings: li
             turned = claimed == true[::-1]
             findings.append(Finding(
                 NOTE, "size-transposed" if turned else "size-differs", source, item.line,
-                f"says {claimed[0]:g}x{claimed[1]:g}, the picture is {true[0]}x{true[1]}" + " as a viewer shows it" * turned,
+                f"says {claimed[0]:g}x{claimed[1]:g}, {image} is {true[0]}x{true[1]}" + " as a viewer shows it" * turned,
                 "were the boxes drawn on the picture as it lies in the file?" if turned else
                 "was the picture resized after its boxes were drawn?"))
     return not isinstance(item, Box)

@@ -68,15 +68,25 @@ def own_splits(folder: Folder, split_csv: str | None) -> tuple[dict[str, str] | 
         return splits, split_csv, [f._replace(file=split_csv) for f in findings] + more
     for place in ("ImageSets/Main", "ImageSets", "splits", ""):
         places = [p.lower() for p in folder.places(place)]
-        lists = {n: split_name(stem) for n in folder.ending((".txt",))
-                 if n.rpartition("/")[0].lower() in places and _NAMED.fullmatch(stem := n.rpartition("/")[2][:-4])}
+        here = {n: n.rpartition("/")[2][:-4] for n in folder.ending((".txt",)) if n.rpartition("/")[0].lower() in places}
+        lists = {n: split_name(stem) for n, stem in here.items() if _NAMED.fullmatch(stem)}
+        if "train" not in lists.values():  # all that may be trained on; val is held out of it
+            lists = {n: "train" for n, stem in here.items() if stem.lower() == "trainval"} | lists
         if "train" in lists.values():
             splits, findings = read_lists(folder, lists.items())
+            told = {f.file for f in findings}
+            findings += [empty_split(n, split) for n, split in lists.items() if split not in splits.values() and n not in told]
             return splits, " and ".join(lists), findings
     by_folder = {p: split_of_path(f"{p.rpartition('/')[0]}/") for p in folder.pictures}
     if by_folder and all(by_folder.values()):
         return by_folder, "the folders' names", []
     return None, "", []
+
+
+def empty_split(file: str, split: str) -> Finding:
+    """The finding on a file that stands for a split and names no picture. Tools write one for test also where there is none."""
+    return Finding(DROPPED if split == "test" else ERROR, "split-missing", file, 0, f"names no picture for {split}",
+                   "complete it, or take it away: where the data has no val split, dataset.split makes one")
 
 
 def read_lists(folder: Folder, lists: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[Finding]]:
@@ -148,6 +158,15 @@ def read_split_csv(path: Path) -> tuple[dict[str, tuple[str, int]], list[Finding
     if not splits:
         raise DataError("lists no picture", path, "expected lines such as 001,train")
     return splits, findings
+
+
+def names_splits(path: Path) -> bool:
+    """Whether a CSV has the columns image_id and split."""
+    try:
+        columns = re.split("[,;\t]", first_line(path).lower())
+    except OSError:
+        return False
+    return {"image_id", "split"} <= {c.strip(' "') for c in columns}
 
 
 def read_table(path: Path, fix: str, header: int | None = 0, rows: int | None = None) -> pd.DataFrame:

@@ -36,7 +36,7 @@ class Table(Listed):
     def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
         tables = folder.chosen(dataset.annotations, (".csv",))
         # Of one table, whatever it is, what is wrong with it helps more.
-        files = tables if dataset.annotations or len(tables) == 1 else [n for n in tables if has_boxes(folder, n)]
+        files = tables if dataset.annotations or len(tables) == 1 else [n for n in tables if not fault(folder, n)]
         if not files:
             raise DataError("no .csv with boxes", folder.root, f"{_FIX}; or set dataset.annotations")
         super().__init__(folder, dataset, files)
@@ -79,14 +79,14 @@ class Table(Listed):
                 self.add(found[0], tuple(box), defect, DIFFICULT if is_difficult else 0, line)
 
 
-def has_boxes(folder: Folder, name: str) -> bool:
-    """Whether a CSV has the columns of boxes."""
+def fault(folder: Folder, name: str) -> DataError | None:
+    """Why a CSV is no table of boxes; None if it is one."""
     try:
         table, _ = _table(folder, name, head_only=True)
         _columns(table, folder, name)
-    except DataError:
-        return False
-    return True
+    except DataError as error:
+        return error
+    return None
 
 
 def _table(folder: Folder, name: str, head_only: bool = False) -> tuple[pd.DataFrame, int]:
@@ -117,7 +117,8 @@ def _columns(table: pd.DataFrame, folder: Folder, name: str) -> tuple[str, tuple
     corners = next((c for c in _CORNERS if set(c) <= set(columns)), None)
     extents = next((c for c in _EXTENTS if set(c) <= set(columns)), None)
     if not image or not label or not (corners or extents):
-        raise DataError(f"has the columns {', '.join(columns)}", f"{folder.path(name)}:1", _FIX)
+        lacks = "picture" if not image else "class" if not label else "corners"
+        raise DataError(f"has no column for the {lacks}; its columns are {', '.join(columns)}", f"{folder.path(name)}:1", _FIX)
     return image, corners or extents, corners is None, label, next((c for c in _SPLIT if c in columns), "")
 
 

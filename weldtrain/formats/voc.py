@@ -34,7 +34,7 @@ class Voc(Reader):
         pictures = sorted(splits) if splits is not None else folder.pictures
         if splits is not None:
             self.unlisted(splits, by)
-        pairs = self.match(pictures, xml)
+        pairs = self.match(pictures, xml, where)
         self.settle({p: (pairs.get(p, ""), splits[p] if splits is not None else "") for p in pictures}, where)
 
     def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:

@@ -22,6 +22,8 @@ _NAMES = ("classes.txt", "obj.names", "names.txt", "labels.txt", "_darknet.label
 _OTHER_TEXT = re.compile(rf"(^|/)({'|'.join(map(re.escape, _NAMES))}|(train|val|valid|validation|test)\.txt|readme[^/]*)$",
                          re.IGNORECASE)
 _SPLITS = ("train", "val", "valid", "validation", "test")
+_CORRECT_NUMBER = "correct the number, or complete the list of names"
+_COUNTS_FROM_1 = f"numbers count from 0: do yours count from 1? Else {_CORRECT_NUMBER}"
 
 
 class Yolo(Reader):
@@ -43,7 +45,8 @@ class Yolo(Reader):
         if splits is not None:
             self.unlisted(splits, by)
         pictures = splits if splits is not None else dict.fromkeys(folder.pictures, "")
-        pairs = self.match(pictures, [n for n in folder.ending((".txt",), labels_below) if not _OTHER_TEXT.search(n)])
+        labels = [n for n in folder.ending((".txt",), labels_below) if not _OTHER_TEXT.search(n)]
+        pairs = self.match(pictures, labels, labels_below)
         self.settle({p: (pairs.get(p, ""), split) for p, split in pictures.items()}, "labels/ and beside the pictures")
 
     def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:
@@ -58,6 +61,11 @@ class Yolo(Reader):
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _row(line, number, source, self.classes, (header.width, header.height), self.keypoints)
+
+    def conclude(self, findings: Sequence[Finding], names: Collection[str]) -> list[Finding]:
+        if self.classes[0] not in names:
+            return list(findings)
+        return [f._replace(fix=_CORRECT_NUMBER) if f.fix == _COUNTS_FROM_1 else f for f in findings]
 
     def _named(self, named: dict[str, Any], base: Any) -> dict[str, str]:
         """Picture -> split of what data.yaml names: folders, lists, or several of either."""
@@ -180,7 +188,7 @@ def _class_names(folder: Folder, file: str, described: dict[str, Any], dataset: 
 def _names_file(folder: Folder) -> tuple[str, list[str]]:
     """The text with one class name a line, and its names. Raises DataError for several that differ."""
     for name in _NAMES:
-        found = {n: [line.strip() for line in read_text(folder.path(n)).splitlines() if line.strip()]
+        found = {n: [line.strip() for line in read_text(folder.path(n)).strip().splitlines()]
                  for n in folder.ending((".txt", ".names", ".labels")) if n.rpartition("/")[2].lower() == name}
         for file, names in found.items():
             first = next(iter(found))
@@ -219,9 +227,8 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
     if not polygon and len(shares) != 4 + keypoints:
         return wrong("row-columns", f"has {len(row)} columns", "expected class cx cy w h, or class and the corners of a polygon")
     if index not in range(len(names)):
-        hint = "; numbers count from 0: do yours count from 1?" if index == len(names) else ""
-        return wrong("class-number", f"class {row[0]} is not in 0-{len(names) - 1} ({', '.join(names)}){hint}",
-                     "correct the number, or complete the list of names")
+        return wrong("class-number", f"class {row[0]} is not in 0-{len(names) - 1} ({', '.join(names)})",
+                     _COUNTS_FROM_1 if index == len(names) else _CORRECT_NUMBER)
     largest = max((v for v in shares if abs(v) < float("inf")), key=abs, default=0.0)
     if abs(largest) > LARGEST_SHARE:
         return wrong("row-not-shares", f"holds {largest:g}: pixels?", "coordinates are shares of the picture, from 0 to 1")

@@ -27,7 +27,7 @@ from weldtrain.telemetry.record import RunRecord
 log = logging.getLogger(__name__)
 
 _LEVELS = (ERROR, DROPPED, NOTE)
-_SHOWN_PAIRS, _SHOWN_SOURCES, _SHOWN_FINDINGS, _SHOWN_BOXES = 12, 40, 1000, 8
+_SHOWN_PAIRS, _SHOWN_SOURCES, _SHOWN_FINDINGS, _SHOWN_CLASSES, _SHOWN_BOXES = 12, 40, 1000, 40, 8
 _BINS_PX = 2.0 ** np.arange(1, 11, 0.5)
 
 
@@ -44,7 +44,7 @@ def run(cfg: Config, record: RunRecord) -> None:
             thumbs[row] = thumb
     leak_level = ERROR if cfg.dataset.leak == "error" else NOTE
     detail = functools.cache(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
-    across, within = (find(thumbs, index.split_ids, detail) for find in (audit.twins_across, audit.twins_within))
+    across, within = (find(thumbs, index, detail) for find in (audit.twins_across, audit.twins_within))
     sources = audit.sources_across([index.path(i) for i in range(len(index))], [index.splits[k] for k in index.split_ids])
     survived = audit.survival(index, cfg.model)
     findings += audit.label_findings(index, cfg)
@@ -68,18 +68,21 @@ def run(cfg: Config, record: RunRecord) -> None:
           [(s.name, len(s.sizes_px), *(f"{np.quantile(s.sizes_px, q):.0f} px" for q in (0.05, 0.5)), f"{s.below:.0%}")
            for s in survived])
     kinds = _kinds(findings)
+    if lost := index.dropped_boxes():
+        print(lost)
     print(f"{len(findings)} findings" + (", the first of each kind:" if kinds else ""))
     for k in kinds:
         print(f"  {k['level']} {k['kind']}" + f" ({k['count']} of them)" * (k["count"] > 1),
               one_line(f"{k['where']}: {k['text']}".removeprefix(": ")), *([f"→ {k['fix']}"] if k["fix"] else []), sep="\n      ")
     record.summary |= {
         "usable": not levels[ERROR], "pictures": len(index), "boxes": len(index.boxes), "classes": index.names,
-        "splits": {row[0]: row[1] for row in rows}, "findings": {level: levels[level] for level in _LEVELS},
+        "splits": dict(zip(headings[1:], rows[0][1:])), "findings": {level: levels[level] for level in _LEVELS},
         "kinds": {k["kind"]: k["count"] for k in kinds}, "twins_across_splits": len(across),
     }
     log.info("report:   %s\nfindings: %s", record.dir / "report.html", record.dir / "findings.csv")
     if levels[ERROR]:
-        first = next(f for f in findings if f.level == ERROR)
+        # One that has a place is more likely the cause of what has none, such as that nothing is left.
+        first = min((f for f in findings if f.level == ERROR), key=lambda f: not f.file)
         what = f"{levels[ERROR]} findings must be mended first, such as {first.where() or first.kind}: {first.text}"
         raise DataError(f"not usable: {what}", index.root, first.fix)
     log.info("usable%s", "".join(f"; but {line}" for line in audit.leak_shares(index, across)))
@@ -111,21 +114,21 @@ def write_report(path: Path, index: AnnotationIndex, cfg: Config, window: Window
         more_pairs=max(len(across) - _SHOWN_PAIRS, 0),
         sources=[(name, ", ".join(f"{len(rows)} in {s}" for s, rows in sorted(by_split.items())))
                for name, by_split in list(sources.items())[:_SHOWN_SOURCES]],
-        examples=[_examples(index, name_id, window) for name_id in range(len(index.names))],
+        examples=[_examples(index, name_id, window) for name_id in range(min(len(index.names), _SHOWN_CLASSES))],
         listed=findings[:_SHOWN_FINDINGS], more_findings=max(len(findings) - _SHOWN_FINDINGS, 0),
     )
 
 
 def _counts(index: AnnotationIndex) -> tuple[list[str], list[list[Any]]]:
-    """Headings and one row for each split: pictures, defect-free ones, boxes, and boxes of each class."""
-    headings = ["split", "pictures", "defect-free", "boxes", *index.names]
-    rows = []
+    """Headings and rows of a column for each split: pictures, defect-free ones, boxes, and boxes of each class."""
     usual = ("train", "val", "test")
-    for split in sorted(index.splits, key=lambda s: (usual.index(s) if s in usual else len(usual), s)):
+    splits = sorted(index.splits, key=lambda s: (usual.index(s) if s in usual else len(usual), s))
+    columns = [["pictures", "defect-free", "boxes", *index.names]]
+    for split in splits:
         per_picture = np.diff(index.box_offsets)[index.split_ids == index.splits.index(split)]
-        rows.append([split or "(none)", len(per_picture), int((per_picture == 0).sum()), int(per_picture.sum()),
-                     *index.boxes_per_name(split).tolist()])
-    return headings, rows
+        columns.append([len(per_picture), int((per_picture == 0).sum()), int(per_picture.sum()),
+                        *index.boxes_per_name(split).tolist()])
+    return ["", *(split or "(none)" for split in splits)], [list(row) for row in zip(*columns)]
 
 
 def _kinds(findings: Iterable[Finding]) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ def run(cfg: Config, record: RunRecord) -> float | None:
         raise DataError("no picture has a box", index.root, "check dataset.annotations; a detector needs defects to learn from")
     train_set = DetectionDataset(index, "train", classes, cfg.model, augment=cfg.augment, seed=cfg.seed)
     val_set = DetectionDataset(index, cfg.evaluate.split, classes, cfg.model)
+    log.info("labels: %s", ", ".join(f"{label} {name}" for label, name in enumerate(classes, 1)))
     for split in ("train", cfg.evaluate.split):
         log.info("%s: %s", split, index.describe(split))
     for line in summary(survival_findings(survival(index, cfg.model), cfg.model)):

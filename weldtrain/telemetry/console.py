@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from weldtrain.errors import one_line
+
 T = TypeVar("T")
 
 
@@ -56,15 +58,20 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]],
     rows = [[str(cell) for cell in row] for row in rows]
     for i, heading in enumerate(headings):
         is_text = any(row[i][:1].isalpha() and row[i] != "n/a" for row in rows)
-        grid.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+        grid.add_column(_text(heading), justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*map(_text, row))
     if last:
         grid.add_section()
-        grid.add_row(*map(str, last))
+        grid.add_row(*map(_text, last))
     console = Console()
-    console.print(Text(title))  # a table's own title would wrap at its width
+    console.print(_text(title))  # a table's own title would wrap at its width
     console.print(grid)
+
+
+def _text(cell: object) -> Text:
+    """As it is written: a class named `[red]` is no markup, and no control character reaches the screen."""
+    return Text(one_line(str(cell)))
 
 
 def figure(value: float | None) -> str:
