@@ -152,3 +152,22 @@ def test_every_default_is_within_its_own_limits():
         cfg = composed(f"experiment={experiment}")
         # Plain dataclasses: nothing downstream can meet a missing or untyped key.
         assert isinstance(cfg, config.Config) and isinstance(cfg.trainer, config.TrainerConfig)
+
+
+@pytest.mark.parametrize(("given", "meant"), [
+    ("dataset.root=2024_05_12", "2024_05_12"), ("dataset.root=1e5", "1e5"), ("dataset.root=true", "true"),
+    ("dataset.images=a=b (1)", "a=b (1)"), ("dataset.split_csv=x [2].csv", "x [2].csv"),
+    ("dataset.root=D:\\me\\it's", "D:\\me\\it's"), ("dataset.root=a\\", "a\\"),
+    ("dataset.split.group=weld_[0-9]+", "weld_[0-9]+"), ("dataset.annotations='as quoted'", "as quoted")])
+def test_text_reaches_its_key_as_it_was_typed(given, meant):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (override,) = OverridesParser.create().parse_overrides([config.quoted_path(given)])
+    assert override.value() == meant or str(override.value()) == meant
+
+
+def test_nothing_is_written_below_the_data(configured, tmp_path):
+    with pytest.raises(ConfigError, match=r"output_dir: .*lies below dataset\.root"):
+        configured("dataset=auto", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'outputs'}")
+    with pytest.raises(ConfigError, match=r"dataset\.root: is empty"):
+        configured("dataset=auto", "dataset.root=''")

@@ -254,9 +254,9 @@ def check_override_keys(overrides: Sequence[str]) -> None:
         name = override.key_or_group
         if name not in known and name not in GROUPS and not name.startswith(("hydra.", "hydra/")):
             raise unknown_key(name)
-        if override.is_delete() and name in known and name not in GROUPS:
+        if override.is_delete() and not name.startswith(("hydra.", "hydra/")):
             raise ConfigError("cannot be deleted", name, "every key has a value: give it another")
-        if name in GROUPS and not override.is_delete() and override.value() is None:
+        if name in GROUPS and override.value() is None:
             raise ConfigError("null is no choice", name, f"name one, or leave out {name}=")
 
 

@@ -378,3 +378,12 @@ def test_findings_are_told_by_kind_with_their_number_and_the_first_place(plates,
     line, total = caplog.messages
     assert line.startswith("box-empty: 3 in 3 files, first annotations/0.xml:3: object 2 (crack) [9, 9, 9, 9] encloses nothing")
     assert total == "3 boxes dropped in 3 files"
+
+
+def test_a_picture_of_which_every_box_is_dropped_is_left_out_and_not_defect_free(plates, cache):
+    outside = plates.crack((900, 900, 950, 950))
+    cfg = plates({f"{i}.png": None for i in range(4)},
+                 {"0": outside, "1": outside + plates.crack(), "2": "", "3": plates.crack()})
+    index = open_index(cfg, cache)
+    assert [index.path(i) for i in range(len(index))] == [f"images/{i}.png" for i in (1, 2, 3)]
+    assert [(f.level, f.file) for f in index.findings if f.kind == "picture-emptied"] == [("dropped", "images/0.png")]

@@ -310,3 +310,12 @@ def test_data_without_splits_is_refused_where_none_may_be_made():
 def test_pictures_that_the_data_gives_no_split_are_not_used_and_named():
     splits, findings = settle_splits(["a.jpg", "b.jpg", "c.jpg"], ["train", "", "val"], np.ones((3, 1), bool), SplitConfig())
     assert splits == ["train", "", "val"] and [(f.kind, f.file) for f in findings] == [("picture-unlisted", "b.jpg")]
+
+
+def test_a_voc_release_without_train_list_trains_on_trainval_and_keeps_its_test(tree, read):
+    names = [f"w{i}" for i in range(12)]
+    files = {f"JPEGImages/{n}.jpg": None for n in names} | {f"Annotations/{n}.xml": xml(("crack", (9, 9, 30, 30))) for n in names}
+    lists = {"ImageSets/Main/trainval.txt": "\n".join(names[:9]), "ImageSets/Main/test.txt": "\n".join(names[9:])}
+    reading = read(tree(files | lists), "voc")
+    assert {reading.splits[f"JPEGImages/{n}.jpg"] for n in names[:9]} == {"train"}
+    assert {reading.splits[f"JPEGImages/{n}.jpg"] for n in names[9:]} == {"test"}

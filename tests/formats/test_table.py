@@ -142,7 +142,8 @@ def test_a_box_without_a_class_is_an_error_and_difficult_is_kept(tree, read):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", r"boxes\.csv: is no table"), ("image,class\na.jpg,crack\n", r"boxes\.csv:1: has no column for the corners; its columns are image, class; expected"),
+    ("", r"boxes\.csv: is no table"),
+    ("image,class\na.jpg,crack\n", r"boxes\.csv:1: has no column for the corners; its columns are image, class; expected"),
     ("image,image,x1,y1,x2,y2,class\n", r"boxes\.csv"), (HEADER + "a.jpg,1,2,3,4,crack,more\n", r"boxes\.csv: is no table"),
     (HEADER, r"boxes\.csv: lists no picture"), (HEADER + "c.jpg,1,2,30,40,x\n", r"boxes\.csv: lists no picture .*'c\.jpg'"),
     ((HEADER + "裂.jpg,1,2,3,4,x\n").encode("gbk"), r"boxes\.csv: is not in utf-8"), (b"\x00\x01\xff", r"boxes\.csv")])

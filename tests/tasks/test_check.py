@@ -203,3 +203,16 @@ def test_a_synthetic_set_can_be_checked_as_well(configured, tmp_path, capsys):
     with RunRecord(tmp_path / "run", {}) as record:
         check.run(cfg, record)
     assert record.summary["usable"] and record.summary["pictures"] == 12
+
+
+def test_what_a_decoder_complains_of_is_told_with_the_pictures_name(yolo, checked):
+    noise = Image.fromarray(RNG.integers(0, 255, (120, 160, 3), np.uint8))
+    for i in (1, 2, 3):
+        (yolo / f"train/images/{i}.png").unlink()
+        noise.save(yolo / f"train/images/{i}.jpg")
+    data = bytearray((yolo / "train/images/2.jpg").read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    (yolo / "train/images/2.jpg").write_bytes(data)
+    _, rows, _, error = checked(yolo)
+    (row,) = [r for r in rows if r["kind"] == "picture-complaint"]
+    assert row["file"] == "train/images/2.jpg" and "Corrupt JPEG data" in row["text"] and error is None

@@ -4,9 +4,13 @@ each defect reach the detector.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
 import re
+import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +22,7 @@ import numpy as np
 from weldtrain.config import Config, ModelConfig, nearest
 from weldtrain.data.images import Window, read_image
 from weldtrain.data.index import AnnotationIndex, usable_cores
-from weldtrain.errors import PictureError
+from weldtrain.errors import PictureError, one_line
 from weldtrain.formats.record import ERROR, NOTE, Finding
 from weldtrain.formats.splits import source_of
 
@@ -32,6 +36,7 @@ TWIN_DETAIL = 0.5
 SAME_DETAIL = 0.9
 _FLAT = 0.5  # grey levels of standard deviation: below it a thumbnail shows noise
 _HASHED, _CANDIDATES = 8, 3  # for each picture, of which thumbnails and of which details are compared
+_TOGETHER = 64  # pictures decoded before their decoders' complaints are looked at
 _BLOCK = 2**21  # pairs of hashes compared at once
 _COMMON_FROM, _COMMON_OF = 20, 200  # pictures from which on, and of how many, the common part is taken
 
@@ -60,16 +65,53 @@ class Survival(NamedTuple):
     advice: str  # for the small ones, "" where there is no need
 
 
-def look_at_all(index: AnnotationIndex, window: Window) -> Iterator[tuple[int, np.ndarray | None, PictureError | None]]:
-    """Decodes every picture, in parallel: its row, a grey thumbnail uint8 [32,32], or the error."""
-    def look(row: int) -> tuple[int, np.ndarray | None, PictureError | None]:
-        try:
-            return row, thumbnail(index, row, window, THUMB_PX), None
-        except PictureError as error:
-            return row, None, error
+class Look(NamedTuple):
+    """What reading a picture whole showed: a grey thumbnail uint8 [32,32] or the error; and what its decoder complained of."""
 
-    with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without holding the interpreter
-        yield from pool.map(look, range(len(index)))
+    row: int
+    thumb: np.ndarray | None
+    error: PictureError | None
+    complaint: str = ""
+
+
+def look_at_all(index: AnnotationIndex, window: Window) -> Iterator[Look]:
+    """Decodes every picture, in parallel."""
+    def look(row: int) -> Look:
+        try:
+            return Look(row, thumbnail(index, row, window, THUMB_PX), None)
+        except PictureError as error:
+            return Look(row, None, error)
+
+    # OpenCV decodes without holding the interpreter.
+    with ThreadPoolExecutor(usable_cores()) as pool, _complaints() as complaint:
+        for start in range(0, len(index), _TOGETHER):
+            looks = list(pool.map(look, range(start, min(start + _TOGETHER, len(index)))))
+            if complaint():  # whose, only one at a time can tell
+                looks = [look(one.row)._replace(complaint=complaint()) for one in looks]
+            yield from looks
+
+
+@contextlib.contextmanager
+def _complaints() -> Iterator[Callable[[], str]]:
+    """Gives what decoders have printed on standard error since it was last asked for: libjpeg, libpng and libtiff go on
+    after many a damage, and say so there alone. What Python prints still reaches the screen."""
+    shown, kept = sys.stderr, os.dup(2)
+    shown.flush()
+    with tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "w", errors="backslashreplace") as screen:
+        def complaint() -> str:
+            text = os.pread(file.fileno(), 4096, 0).decode("utf-8", "replace").strip().split("\n")[0]
+            os.ftruncate(file.fileno(), 0)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
+            return one_line(re.sub(r"^\[[^]]*\]\s*", "", text))[:160]  # OpenCV's mark, which holds the time
+
+        os.dup2(file.fileno(), 2)
+        sys.stderr = screen
+        try:
+            yield complaint
+        finally:
+            sys.stderr = shown
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def thumbnail(index: AnnotationIndex, row: int, window: Window, side_px: int) -> np.ndarray:

@@ -5,6 +5,7 @@ Built once in parallel, kept in `cache_dir`, and rebuilt whenever any file it wa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+import weldtrain.formats
 from weldtrain.config import DatasetConfig, SyntheticConfig, nearest
 from weldtrain.data import synthetic
 from weldtrain.data.images import read_image
@@ -146,7 +148,9 @@ class AnnotationIndex:
         rows = self.rows(split)
         counts = np.diff(self.box_offsets)[rows]
         by_class = ", ".join(f"{name} {n}" for name, n in zip(self.names, self.boxes_per_name(split)))
-        return f"{len(rows)} pictures ({int((counts == 0).sum())} without defects), {counts.sum()} boxes: {by_class}"
+        ignored = int(self.ignored(self.boxes_in(split)).sum())
+        aside = f" ({ignored} of them ignored as difficult or crowd)" if ignored else ""
+        return f"{len(rows)} pictures ({int((counts == 0).sum())} without defects), {counts.sum()} boxes{aside}: {by_class}"
 
 
 def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = True) -> AnnotationIndex:
@@ -159,6 +163,7 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
         dataset = replace(dataset, root=str(synthetic_root(dataset.synthetic, cache_dir)))
     current = stamp(dataset)
     settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic", "strict", "rescan", "leak")}
+    settings["readers"] = _readers_digest()
     if dataset.format in ("yolo", "auto"):
         settings["classes"] = dataset.classes  # these may stand for the names that a data.yaml lacks
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12).hexdigest()
@@ -176,6 +181,15 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
     if refuse:
         _refuse(index, dataset.strict)
     return index
+
+
+@functools.cache
+def _readers_digest() -> str:
+    """Of the code that makes an index, so that another release never takes over what an older one read."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted([*Path(weldtrain.formats.__file__).parent.glob("*.py"), Path(__file__)]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def summary(findings: Iterable[Finding]) -> list[str]:

@@ -203,27 +203,27 @@ def _status(file: os.DirEntry[str] | Path) -> bytes:
     return struct.pack("<4Q", st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
 
 
-def _walk(folder: str, prefix: str = "", entered: set[str] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Files below `folder`, and links that lead nowhere. Links to folders are followed, but no folder is entered twice;
-    dot-files, `__MACOSX`, pipes and devices are no data."""
-    entered = set() if entered is None else entered
-    real = os.path.realpath(folder)
-    if real in entered:
-        return
-    entered.add(real)
-    try:
-        with os.scandir(folder) as entries:
-            found = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
-    except OSError as e:
-        raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
-    folders = []
-    for entry in found:
-        if _is(entry, "is_dir"):
-            folders.append(entry)
-        elif _is(entry, "is_file") or (entry.is_symlink() and not os.path.exists(entry.path)):
-            yield prefix + entry.name, entry
-    for entry in sorted(folders, key=lambda e: (e.is_symlink(), e.name)):  # a folder's own name before its other ones
-        yield from _walk(entry.path, f"{prefix}{entry.name}/", entered)
+def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Files below `root` with their relative paths, and links that lead nowhere. Links to folders are followed, but each
+    folder is entered once, by its own name if it has one here; dot-files, `__MACOSX`, pipes and devices are no data."""
+    entered: set[str] = set()
+    folders, links = [("", root)], []
+    while folders or links:
+        prefix, folder = folders.pop() if folders else links.pop(links.index(min(links)))
+        real = os.path.realpath(folder)
+        if real in entered:
+            continue
+        entered.add(real)
+        try:
+            with os.scandir(folder) as entries:
+                found = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
+        except OSError as e:
+            raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
+        for entry in found:
+            if _is(entry, "is_dir"):
+                (links if entry.is_symlink() else folders).append((f"{prefix}{entry.name}/", entry.path))
+            elif _is(entry, "is_file") or (entry.is_symlink() and not os.path.exists(entry.path)):
+                yield prefix + entry.name, entry
 
 
 def _is(entry: os.DirEntry[str], kind: str) -> bool:

@@ -37,11 +37,15 @@ def run(cfg: Config, record: RunRecord) -> None:
     window = Window.of(cfg.model)
     thumbs = np.zeros((len(index), audit.THUMB_PX, audit.THUMB_PX), np.uint8)
     findings = list(index.findings)
-    for row, thumb, error in followed(audit.look_at_all(index, window), len(index), "reading every picture"):
-        if error is not None:
-            findings.append(Finding(ERROR, "picture-bad", index.path(row), 0, error.args[0], error.args[2]))
+    for look in followed(audit.look_at_all(index, window), len(index), "reading every picture"):
+        path = index.path(look.row)
+        if look.error is not None:
+            findings.append(Finding(ERROR, "picture-bad", path, 0, look.error.args[0], look.error.args[2]))
         else:
-            thumbs[row] = thumb
+            thumbs[look.row] = look.thumb
+            if look.complaint:
+                findings.append(Finding(NOTE, "picture-complaint", path, 0, f"is decoded, but its decoder says: {look.complaint}",
+                                        "look at it: is part of it grey or shifted?"))
     leak_level = ERROR if cfg.dataset.leak == "error" else NOTE
     detail = functools.cache(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
     across, within = (find(thumbs, index, detail) for find in (audit.twins_across, audit.twins_within))

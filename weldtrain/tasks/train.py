@@ -10,7 +10,7 @@ import time
 import torch
 
 from weldtrain.config import Config
-from weldtrain.data.audit import survival, survival_findings
+from weldtrain.data.audit import label_findings, survival, survival_findings
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index, summary
 from weldtrain.data.loader import evaluation_loader, training_loader
@@ -44,7 +44,7 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     log.info("labels: %s", ", ".join(f"{label} {name}" for label, name in enumerate(classes, 1)))
     for split in ("train", cfg.evaluate.split):
         log.info("%s: %s", split, index.describe(split))
-    for line in summary(survival_findings(survival(index, cfg.model), cfg.model)):
+    for line in summary([*label_findings(index, cfg), *survival_findings(survival(index, cfg.model), cfg.model)]):
         log.warning(line)
     loader = training_loader(train_set, cfg.loader, device, cfg.seed)
     val_loader = evaluation_loader(val_set, cfg.loader, cfg.evaluate.batch_size, device)
