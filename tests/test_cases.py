@@ -217,7 +217,7 @@ def test_case_09_a_class_that_is_none_is_named_with_what_is_allowed(tmp_path, op
     root = yolo(tmp_path / "d", {"w01": "1 .5 .5 .2 .2\n2 .5 .5 .2 .2\n", "w02": "1.0 .5 .5 .2 .2\n", "w03": "-1 .5 .5 .2 .2\n"})
     with pytest.raises(DataError, match=r"w01\.txt:2: class 2 is not in 0-1 \(crack, porosity\) \(and labels/train/w0") as caught:
         opened(root)
-    assert "count from" not in str(caught.value) and caught.value.exit_code == 2  # 0 occurs, so they do not count from 1
+    assert "do yours count from 1?" in str(caught.value) and caught.value.exit_code == 2
     index = opened(root, refuse=False)
     assert [len(boxes(index, s)) for s in ("w01", "w02", "w03")] == [1, 1, 0]
     assert said(index, ERROR)[1] == "labels/train/w03.txt:1: class -1 is not in 0-1 (crack, porosity)"

@@ -10,6 +10,7 @@ import pytest
 from weldtrain.config import DatasetConfig, SplitConfig
 from weldtrain.data.index import open_index
 from weldtrain.errors import DataError
+from weldtrain.formats.files import Folder
 from weldtrain.formats.record import ERROR, NOTE
 from weldtrain.formats.splits import make_splits, settle_splits
 
@@ -319,3 +320,20 @@ def test_a_voc_release_without_train_list_trains_on_trainval_and_keeps_its_test(
     reading = read(tree(files | lists), "voc")
     assert {reading.splits[f"JPEGImages/{n}.jpg"] for n in names[:9]} == {"train"}
     assert {reading.splits[f"JPEGImages/{n}.jpg"] for n in names[9:]} == {"test"}
+
+
+def test_trainval_beside_a_val_list_trains_on_the_rest_of_it(tree, read):
+    names = [f"w{i}" for i in range(6)]
+    files = {f"JPEGImages/{n}.jpg": None for n in names} | {f"Annotations/{n}.xml": xml(("crack", (9, 9, 30, 30))) for n in names}
+    lists = {"ImageSets/Main/trainval.txt": "\n".join(names), "ImageSets/Main/val.txt": "w0\nw1"}
+    reading = read(tree(files | lists), "voc")
+    assert [reading.splits[f"JPEGImages/{n}.jpg"] for n in names] == ["val"] * 2 + ["train"] * 4 and not said(reading)
+
+
+def test_one_name_in_very_many_folders_is_paired_by_its_folder_at_once(tree):
+    root = tree({"seed.txt": ""})
+    listing = Folder(root)
+    pictures = [f"weld_{i:05}/xray.png" for i in range(20000)]
+    pairs, unclear = listing.pair(pictures, [p.replace(".png", ".xml") for p in pictures[:-1]])
+    # Comparing each with each would take minutes and gigabytes.
+    assert len(pairs) == 19999 and unclear == [] and pairs[pictures[7]] == "weld_00007/xray.xml"

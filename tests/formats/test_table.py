@@ -163,3 +163,10 @@ def test_other_tables_in_the_folder_are_left_alone(tree, read):
                  "train_val_test_split.csv": "image_id,split\na,train\n", "empty.csv": ""})
     assert read(root, "csv").boxes == {"a.jpg": [("crack", BOX)]}
     assert read(root, "csv", split_csv="train_val_test_split.csv").splits == {"a.jpg": "train"}
+
+
+def test_a_table_with_an_unnamed_first_column_is_no_crash(tree, read):
+    reading = table(tree, read, ",image,x1,y1,x2,y2,class\n0,a.jpg,9,9,30,30,crack\n")
+    assert reading.boxes["a.jpg"] == [("crack", (9, 9, 30, 30))]
+    with pytest.raises(DataError, match="has no column for the"):
+        table(tree, read, ",image_id,width,height,bbox,source\n0,a.jpg,64,48,\"[1,2,3,4]\",x\n")

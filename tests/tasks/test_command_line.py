@@ -21,7 +21,9 @@ def weldtrain(welds, cache, tmp_path):
         command = [sys.executable, "-m", "weldtrain", *args]
         env = os.environ | {"WELDTRAIN_CACHE": str(cache), "PYTHONWARNINGS": "ignore"}
         process = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   start_new_session=True)
+                                   start_new_session=True,
+                                   # A job in the background ignores Ctrl-C, and so would what it starts.
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         if not wait:
             return process
         process.out, process.err = process.communicate(timeout=240)

@@ -97,12 +97,15 @@ def _complaints() -> Iterator[Callable[[], str]]:
     after many a damage, and say so there alone. What Python prints still reaches the screen."""
     shown, kept = sys.stderr, os.dup(2)
     shown.flush()
-    with tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "w", errors="backslashreplace") as screen:
+    with tempfile.TemporaryFile(buffering=0) as file, os.fdopen(os.dup(2), "w", errors="backslashreplace") as screen:
         def complaint() -> str:
-            text = os.pread(file.fileno(), 4096, 0).decode("utf-8", "replace").strip().split("\n")[0]
-            os.ftruncate(file.fileno(), 0)
-            os.lseek(file.fileno(), 0, os.SEEK_SET)
-            return one_line(re.sub(r"^\[[^]]*\]\s*", "", text))[:160]  # OpenCV's mark, which holds the time
+            file.seek(0)
+            lines = file.read(4096).decode("utf-8", "replace").splitlines()
+            file.seek(0)
+            file.truncate()
+            # Without OpenCV's mark, which holds the time, and libpng's words on colour profiles, which harm nothing.
+            lines = [re.sub(r"^\[[^]]*\]\s*", "", line) for line in lines if "iCCP" not in line and "sRGB" not in line]
+            return one_line(" ".join(lines[:1]))[:160]
 
         os.dup2(file.fileno(), 2)
         sys.stderr = screen
@@ -146,7 +149,7 @@ def twins_within(thumbs: np.ndarray, index: AnnotationIndex, detail: Callable[[i
     found = []
     for split in range(len(index.splits)):
         rows = np.flatnonzero(index.split_ids == split)
-        found += search.twins(rows, rows, 1, SAME_DETAIL)
+        found += search.twins(rows, rows, 1, SAME_DETAIL, earlier=True)
     return found
 
 
@@ -159,12 +162,15 @@ def sources_across(paths: Sequence[str], splits: Sequence[str]) -> dict[str, dic
 
 
 def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
-    """Classes that are unknown, alike, unused, or absent where they are needed; splits that are needed and empty."""
+    """Classes that are unknown, alike, unused, or absent where they are needed; splits that are needed and empty or too
+    small; coordinates that seem to count from 1."""
     findings = []
     made = any(f.kind == "split-made" for f in index.findings)
     anew = "choose another dataset.split.seed, or give dataset.split_csv" if made else \
         "dataset.split.make=always spreads each class over the splits"
-    counts = {split: index.boxes_per_name(split) for split in index.splits}
+    counted = ~index.ignored(slice(None))
+    counts = {split: np.bincount(index.name_ids[index.boxes_in(split) & counted], minlength=len(index.names))
+              for split in index.splits}
     wanted = cfg.dataset.classes
     for name_id, name in enumerate(index.names):
         box = int(np.flatnonzero(index.name_ids == name_id)[0])
@@ -177,21 +183,22 @@ def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
         for near in (n for n in index.names[:name_id] if _plain(n) == _plain(name)):
             findings.append(Finding(NOTE, "class-alike", *first, f"class '{name}' ({total} boxes) differs from '{near}' in "
                                     "spelling alone", "one class or two?"))
-        for split in ("train", cfg.evaluate.split):
+        for split in dict.fromkeys(("train", cfg.evaluate.split)):
             if split in counts and not counts[split][name_id]:
                 why = "it cannot be learned" if split == "train" else "its AP cannot be told"
                 findings.append(Finding(NOTE, "class-absent", "", 0,
                                         f"class '{name}' ({total} boxes) has none in {split}: {why}", anew))
     for number, name in enumerate(index.classes if wanted is None else wanted):
         if name not in index.names:
-            hint = " (number 0 never occurs: do the numbers count from 1?)" if number == 0 and index.format == "yolo" else ""
+            suspect = number == 0 and index.format == "yolo" and wanted is None
+            hint = " (number 0 never occurs: do the numbers count from 1?)" if suspect else ""
             findings.append(Finding(NOTE, "class-unused", "", 0, f"class '{name}' has no boxes{hint}",
                                     "a misspelled or forgotten class?"))
     if index.format != "yolo" and _counts_from_one(index):
         findings.append(Finding(NOTE, "coordinates-from-1", "", 0, "no box begins at 0, all numbers are whole and some boxes "
                                 "end at the edge: is the first pixel 1?", "if so, set dataset.one_based=true"))
-    if not len(index.boxes):
-        findings.append(Finding(ERROR, "nothing-to-learn", "", 0, "no picture has a box",
+    if not counted.any():
+        findings.append(Finding(ERROR, "nothing-to-learn", "", 0, "no picture has a box that counts",
                                 "a detector needs defects to learn from"))
     training = int((index.split_ids == index.splits.index("train")).sum()) if "train" in index.splits else 0
     if 0 < training < cfg.loader.batch_size and cfg.loader.drop_last:
@@ -320,9 +327,8 @@ class _Search:
             some = rows[np.unique(np.linspace(0, len(rows) - 1, _COMMON_OF).astype(int))]
             self.common = np.mean([self.detail(int(row)) for row in some], axis=0, dtype=np.float32)
 
-    def twins(self, rows: np.ndarray, others: np.ndarray, turns: int, at_least: float) -> list[Twin]:
-        """For each of `rows` the most similar of `others`; of the earlier ones where both are the same."""
-        within = rows is others
+    def twins(self, rows: np.ndarray, others: np.ndarray, turns: int, at_least: float, earlier: bool = False) -> list[Twin]:
+        """For each of `rows` the most similar of `others`, or of the `earlier` ones among them."""
         rows, others = rows[self.clear[rows]], others[self.clear[others]]
         if not len(rows) or not len(others):
             return []
@@ -333,7 +339,7 @@ class _Search:
             some = rows[start : start + step]
             turned = _turned(self.thumbs[some], turn)
             agree = _hash(turned) @ hashes.T
-            if within:
+            if earlier:
                 agree[others >= some[:, None]] = -np.inf
             # A bounded number for each, since in a set where all look alike all would be candidates.
             likeliest = np.argpartition(-agree, min(_HASHED, len(others)) - 1, axis=1)[:, :_HASHED]

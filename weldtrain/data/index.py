@@ -187,7 +187,8 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
 def _readers_digest() -> str:
     """Of the code that makes an index, so that another release never takes over what an older one read."""
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted([*Path(weldtrain.formats.__file__).parent.glob("*.py"), Path(__file__)]):
+    beside = (Path(__file__).with_name(name) for name in ("index.py", "images.py"))
+    for file in sorted([*Path(weldtrain.formats.__file__).parent.glob("*.py"), *beside]):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -258,7 +259,7 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     images = [image for image, keep in zip(reader.images, kept) if keep]
     given = [split for split, keep in zip(reader.splits, kept) if keep]
     names = sorted({name for part in parts for name in part["names"]})
-    findings = [*reader.findings, *reader.conclude([f for p in parts for f in p["findings"]], names)]
+    findings = [*reader.findings, *(f for p in parts for f in p["findings"])]
     if len(names) > MAX_CLASSES:
         raise DataError(f"{len(names)} different class names, such as {', '.join(names[:3])}", reader.folder.root,
                         "is that the class, or the name of each object?")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import fnmatch
 import hashlib
+import heapq
 import os
 import struct
 import unicodedata
@@ -22,6 +23,9 @@ MAX_TEXT_BYTES = 32 * 2**20
 # Pictures, but none that is read here: to be named rather than passed over.
 _OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".dcm", ".dicom", ".raw", ".nef", ".cr2", ".dng", ".psd", ".svg",
                    ".jp2", ".j2k", ".exr", ".hdr", ".pgm", ".ppm", ".pbm", ".mp4", ".avi", ".mov", ".mkv")
+
+
+_MANY = 500
 
 
 class Folder:
@@ -101,6 +105,9 @@ class Folder:
         found = [p for p in alike if name == folded(p.rpartition("/")[2])] or self._by_stem.get(name, [])
         if not found and _suffix(name) in IMAGE_SUFFIXES:  # a picture that was converted keeps its stem
             found = alike
+        whole = "/".join(parts)
+        if len(found) > 1 and (alone := [p for p in found if p in (whole, f"{self.images}/{whole}")]):
+            found = alone
         if len(found) > 1:
             closest = max(_closeness(p, parts, near) for p in found)
             best = [p for p in found if _closeness(p, parts, near) == closest]
@@ -130,6 +137,11 @@ class Folder:
         unclear: list[tuple[str, list[str]]] = []
         for stem, group in wanting.items():
             offers = by_stem.get(stem, [])
+            if len(group) > _MANY:  # one name in every folder: only its own folder's can be meant
+                beside = {a.rpartition("/")[0]: a for a in offers}
+                own = ((p, p.rpartition("/")[0]) for p in group)
+                pairs |= {p: beside[f] for p, f in own if f in beside}
+                continue
             near = {(p, a): _nearness(p, a) for p in group for a in offers}
             best = {a: max(near[p, a] for p in group) for a in offers}
             for annotation in offers:
@@ -191,7 +203,7 @@ def stamp_files(paths: Iterable[Path]) -> str:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Every data file under `folder` as a relative path with `/`, sorted."""
+    """Every file under `folder` that may be data, as a relative path with `/`, sorted."""
     return sorted(name for name, _ in _walk(str(folder)))
 
 
@@ -209,7 +221,7 @@ def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     entered: set[str] = set()
     folders, links = [("", root)], []
     while folders or links:
-        prefix, folder = folders.pop() if folders else links.pop(links.index(min(links)))
+        prefix, folder = folders.pop() if folders else heapq.heappop(links)
         real = os.path.realpath(folder)
         if real in entered:
             continue
@@ -221,7 +233,8 @@ def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             raise DataError(f"the folder cannot be listed ({e.strerror})", folder, "give yourself the right to read it") from None
         for entry in found:
             if _is(entry, "is_dir"):
-                (links if entry.is_symlink() else folders).append((f"{prefix}{entry.name}/", entry.path))
+                below = (f"{prefix}{entry.name}/", entry.path)
+                heapq.heappush(links, below) if entry.is_symlink() else folders.append(below)
             elif _is(entry, "is_file") or (entry.is_symlink() and not os.path.exists(entry.path)):
                 yield prefix + entry.name, entry
 

@@ -42,13 +42,15 @@ class Listed(Reader):
         if dataset.split_csv is not None or not any(split for _, split in listed.values()):
             splits, names, found = own_splits(folder, dataset.split_csv)
             self.findings += found
-            pictures = listed if self.names_every_picture else splits if splits is not None else folder.pictures
-            if splits is not None and not self.names_every_picture:
-                self.unlisted(splits, names)
+            if self.names_every_picture:
+                pictures = listed
+            elif splits is not None:
+                pictures, by = splits, names
+            else:
+                pictures = folder.pictures
             listed = {p: (listed[p][0] if p in listed else "", (splits or {}).get(p, "")) for p in pictures}
-        if self.names_every_picture or listed is self._chosen:
-            self.unlisted(listed, by)
-        self.settle(listed, by)
+        self.unlisted(listed, by)
+        self.settle(listed, " and ".join(files))
         self._flatten()
 
     def read_file(self, file: str) -> None:
@@ -61,7 +63,7 @@ class Listed(Reader):
         if key not in self._found:
             found = self.folder.find(name, file.rpartition("/")[0])
             split = split_of_path(file)
-            self._found[key] = [p for p in found if split and split_of_path(p) == split] or found if len(found) > 1 else found
+            self._found[key] = [p for p in found if split and split_of_path(p) == split] or found
         return self._found[key]
 
     def place(self, picture: str, file: str, split: str, size: tuple[float, float] | None = None) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,7 +64,6 @@ class Record:
 
     image: str
     header: Header
-    source: str
     boxes: np.ndarray
     names: list[str]
     flags: np.ndarray
@@ -95,10 +94,6 @@ class Reader:
         """The record of `images[i]`. Raises PictureError for a picture that cannot be read."""
         header = picture_header(self.folder.path(self.images[i]), self.dataset.max_megapixels)
         return make_record(self.images[i], header, self.sources[i], self.annotations(i, header), self.dataset)
-
-    def conclude(self, findings: Sequence[Finding], names: Collection[str]) -> list[Finding]:
-        """The findings of all pictures, once the class names that occur are known."""
-        return list(findings)
 
     def match(self, pictures: Iterable[str], annotations: Sequence[str], where: str) -> dict[str, str]:
         """Picture -> its annotation file, by name and place; what stays unclear or unused becomes a finding.
@@ -204,7 +199,7 @@ def make_record(
             findings.append(Finding(NOTE, kind, source, box.line, f"{box.called} has the corners of {twin.called}: both kept",
                                     "delete one of them"))
     return Record(
-        image=image, header=header, source=source,
+        image=image, header=header,
         boxes=np.array([b.corners for b in kept], np.float32).reshape(-1, 4),
         names=[b.name for b in kept],
         flags=np.array([b.flags for b in kept], np.uint8),

@@ -70,8 +70,13 @@ def own_splits(folder: Folder, split_csv: str | None) -> tuple[dict[str, str] | 
         places = [p.lower() for p in folder.places(place)]
         here = {n: n.rpartition("/")[2][:-4] for n in folder.ending((".txt",)) if n.rpartition("/")[0].lower() in places}
         lists = {n: split_name(stem) for n, stem in here.items() if _NAMED.fullmatch(stem)}
-        if "train" not in lists.values():  # all that may be trained on; val is held out of it
-            lists = {n: "train" for n, stem in here.items() if stem.lower() == "trainval"} | lists
+        if "train" not in lists.values():
+            whole = {n: "train" for n, stem in here.items() if stem.lower() == "trainval"}
+            # VOC's trainval is both; where it has a val list beside it, the rest of it trains.
+            splits, findings = read_lists(folder, whole.items())
+            if splits:
+                listed, more = read_lists(folder, lists.items())
+                return splits | listed, " and ".join([*whole, *lists]), findings + more
         if "train" in lists.values():
             splits, findings = read_lists(folder, lists.items())
             told = {f.file for f in findings}
@@ -222,6 +227,12 @@ def settle_splits(
             findings.append(Finding(NOTE, "split-leaks", "", 0, "by their names all pictures are frames or copies of too few "
                                     "sources to split between: split one by one, so val may look better than it is",
                                     "give dataset.split_csv, or a dataset.split.group that tells the parts apart"))
+        if cfg.group not in (None, "auto"):
+            matched = sum(re.search(cfg.group, images[i]) is not None for i in pool)
+            if matched < len(pool):
+                findings.append(Finding(NOTE, "group-unmatched", "", 0,
+                                        f"dataset.split.group matches {matched} of {len(pool)} paths",
+                                        "the others stand each for itself"))
         for i, split in zip(pool, made):
             splits[i] = split
         counts = Counter(made)
@@ -280,4 +291,6 @@ def _group_key(image: str, group: str | None) -> str:
     if group == "auto":
         return source_of(image)
     match = re.search(group, image) if group else None
-    return image if match is None else "\0".join(text or "" for text in match.groups()) if match.groups() else match[0]
+    if match is None:
+        return image
+    return "\0".join(text or "" for text in match.groups()) if match.groups() else match[0]

@@ -96,7 +96,7 @@ def _table(folder: Folder, name: str, head_only: bool = False) -> tuple[pd.DataF
         first = first_line(path).split(",")
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror})", path, "restore the file or its permissions") from None
-    headless = len(first) == 6 and first[0].strip() and (
+    headless = len(first) == 6 and bool(first[0].strip()) and (
         all(map(_is_number, first[1:5])) or not any(text.strip() for text in first[1:]))
     table = read_table(path, _FIX, header=None if headless else 0, rows=int(headless) if head_only else None)
     if headless:

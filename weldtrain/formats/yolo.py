@@ -22,8 +22,6 @@ _NAMES = ("classes.txt", "obj.names", "names.txt", "labels.txt", "_darknet.label
 _OTHER_TEXT = re.compile(rf"(^|/)({'|'.join(map(re.escape, _NAMES))}|(train|val|valid|validation|test)\.txt|readme[^/]*)$",
                          re.IGNORECASE)
 _SPLITS = ("train", "val", "valid", "validation", "test")
-_CORRECT_NUMBER = "correct the number, or complete the list of names"
-_COUNTS_FROM_1 = f"numbers count from 0: do yours count from 1? Else {_CORRECT_NUMBER}"
 
 
 class Yolo(Reader):
@@ -31,6 +29,8 @@ class Yolo(Reader):
 
     def __init__(self, folder: Folder, dataset: DatasetConfig) -> None:
         super().__init__(folder, dataset)
+        if dataset.one_based:
+            raise DataError("has no meaning for shares of the picture", "dataset.one_based", "leave it false for YOLO")
         wanted = dataset.annotations or ""
         self.yaml, described = find_yaml(folder, wanted)
         self.keypoints = _keypoints(described)
@@ -61,11 +61,6 @@ class Yolo(Reader):
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _row(line, number, source, self.classes, (header.width, header.height), self.keypoints)
-
-    def conclude(self, findings: Sequence[Finding], names: Collection[str]) -> list[Finding]:
-        if self.classes[0] not in names:
-            return list(findings)
-        return [f._replace(fix=_CORRECT_NUMBER) if f.fix == _COUNTS_FROM_1 else f for f in findings]
 
     def _named(self, named: dict[str, Any], base: Any) -> dict[str, str]:
         """Picture -> split of what data.yaml names: folders, lists, or several of either."""
@@ -228,7 +223,8 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
         return wrong("row-columns", f"has {len(row)} columns", "expected class cx cy w h, or class and the corners of a polygon")
     if index not in range(len(names)):
         return wrong("class-number", f"class {row[0]} is not in 0-{len(names) - 1} ({', '.join(names)})",
-                     _COUNTS_FROM_1 if index == len(names) else _CORRECT_NUMBER)
+                     "numbers count from 0: do yours count from 1? Else correct the number, or complete the list of names"
+                     if index == len(names) else "correct the number, or complete the list of names")
     largest = max((v for v in shares if abs(v) < float("inf")), key=abs, default=0.0)
     if abs(largest) > LARGEST_SHARE:
         return wrong("row-not-shares", f"holds {largest:g}: pixels?", "coordinates are shares of the picture, from 0 to 1")

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _LEVELS = (ERROR, DROPPED, NOTE)
 _SHOWN_PAIRS, _SHOWN_SOURCES, _SHOWN_FINDINGS, _SHOWN_CLASSES, _SHOWN_BOXES = 12, 40, 1000, 40, 8
+_KEPT_DETAILS = 8192  # of 16 KB each
 _BINS_PX = 2.0 ** np.arange(1, 11, 0.5)
 
 
@@ -47,7 +48,7 @@ def run(cfg: Config, record: RunRecord) -> None:
                 findings.append(Finding(NOTE, "picture-complaint", path, 0, f"is decoded, but its decoder says: {look.complaint}",
                                         "look at it: is part of it grey or shifted?"))
     leak_level = ERROR if cfg.dataset.leak == "error" else NOTE
-    detail = functools.cache(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
+    detail = functools.lru_cache(_KEPT_DETAILS)(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
     across, within = (find(thumbs, index, detail) for find in (audit.twins_across, audit.twins_within))
     sources = audit.sources_across([index.path(i) for i in range(len(index))], [index.splits[k] for k in index.split_ids])
     survived = audit.survival(index, cfg.model)
