@@ -91,15 +91,15 @@ def test_paths_are_the_shells(monkeypatch):
     monkeypatch.setenv("DATA", "/mnt/data")
     monkeypatch.setenv("HOME", "/home/me")
     typed = ["dataset=welding_v2", "dataset.root=$DATA/welds", "output_dir=../out", "cache_dir=~/c", "checkpoint=a/b.pt"]
-    cfg = composed(*map(config.quoted_path, typed))
+    cfg = composed(*map(config.quoted_text, typed))
     assert (cfg.dataset.root, cfg.output_dir, cfg.cache_dir, cfg.checkpoint) == (
         "/mnt/data/welds", "/out", "/home/me/c", "/shell/a/b.pt")
 
 
 @pytest.mark.parametrize("path", ["/mnt/my welds (2)/a", "/mnt/it's", "/mnt/[x]{y}", "/mnt/焊缝", "/mnt/a=b", "/mnt/100%"])
 def test_any_path_can_be_typed(path):
-    assert composed("dataset=welding_v2", config.quoted_path(f"dataset.root={path}")).dataset.root == path
-    assert config.quoted_path(f"trainer.epochs={path}") == f"trainer.epochs={path}"
+    assert composed("dataset=welding_v2", config.quoted_text(f"dataset.root={path}")).dataset.root == path
+    assert config.quoted_text(f"trainer.epochs={path}") == f"trainer.epochs={path}"
 
 
 def weldtrain(*args, cwd):
@@ -162,7 +162,7 @@ def test_every_default_is_within_its_own_limits():
 def test_text_reaches_its_key_as_it_was_typed(given, meant):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (override,) = OverridesParser.create().parse_overrides([config.quoted_path(given)])
+    (override,) = OverridesParser.create().parse_overrides([config.quoted_text(given)])
     assert override.value() == meant or str(override.value()) == meant
 
 

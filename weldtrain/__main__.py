@@ -61,7 +61,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     config.register()
     try:
-        sys.argv[1:] = [config.quoted_path(a) for a in sys.argv[1:]]
+        sys.argv[1:] = [config.quoted_text(a) for a in sys.argv[1:]]
         overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
         config.check_override_keys(overrides)
         given = {o.split("=")[0].lstrip("+~") for o in overrides}

@@ -229,16 +229,16 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     return targets[best] if likeness(best) > 0.65 else None
 
 
-def quoted_path(override: str) -> str:
+def quoted_text(override: str) -> str:
     """An override of a key that holds text, quoted for Hydra's grammar: there 2024_05 is a number and [0-9] a list.
 
     What the user has quoted, and a comma, which separates the points of a sweep, are left alone.
     """
     name, equals, value = override.partition("=")
-    key = name.lstrip("+")
-    if not equals or key not in PATH_KEYS + TEXT_KEYS or value[:1] in ("'", '"') or value in ("", "null") or "," in value:
+    target = name.lstrip("+")
+    if not equals or target not in PATH_KEYS + TEXT_KEYS or value[:1] in ("'", '"') or value in ("", "null") or "," in value:
         return override
-    if key in PATH_KEYS:
+    if target in PATH_KEYS:
         value = os.path.expanduser(value)
     # A backslash is one, except before a quote.
     value = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")

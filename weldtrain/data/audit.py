@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 
 from weldtrain.config import Config, ModelConfig, nearest
-from weldtrain.data.images import Window, read_image
+from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex, usable_cores
 from weldtrain.errors import PictureError, one_line
 from weldtrain.formats.record import ERROR, NOTE, Finding
@@ -119,8 +119,7 @@ def _complaints() -> Iterator[Callable[[], str]]:
 
 def thumbnail(index: AnnotationIndex, row: int, window: Window, side_px: int) -> np.ndarray:
     """Grey, uint8 [side,side]. Raises PictureError."""
-    image = read_image(index.root / index.path(row), tuple(index.sizes[row].tolist()), bool(index.grey[row]), window)
-    small = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_AREA)
+    small = cv2.resize(index.picture(row, window), (side_px, side_px), interpolation=cv2.INTER_AREA)
     return small if small.ndim == 2 else cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
 
 
@@ -215,7 +214,7 @@ def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
 
 def leak_shares(index: AnnotationIndex, across: Sequence[Twin]) -> list[str]:
     """How much of each split is known from a larger one, in words."""
-    split = [index.splits[i] for i in index.split_ids]
+    split = index.split_names()
     of = Counter(split)
     pairs = Counter((split[t.row], split[t.other]) for t in across)
     return [f"{n} of {of[a]} {a} pictures ({n / of[a]:.0%}) are the same or nearly the same as one in {b}"
@@ -225,7 +224,7 @@ def leak_shares(index: AnnotationIndex, across: Sequence[Twin]) -> list[str]:
 def leak_findings(index: AnnotationIndex, across: Sequence[Twin], within: Sequence[Twin],
                   sources: dict[str, dict[str, list[int]]], level: str) -> list[Finding]:
     """What is shared between splits, at `level`; what stands twice in one split is a note."""
-    split = [index.splits[i] for i in index.split_ids]
+    split = index.split_names()
     findings = [Finding(level, "leak-twin", index.path(t.row), 0,
                         f"{split[t.row]} picture is nearly the same as {index.path(t.other)} in {split[t.other]} "
                         f"(details correlate by {t.correlation:.2f})", "move one of them, or delete it") for t in across]
@@ -258,13 +257,18 @@ def survival_findings(survived: Sequence[Survival], model: ModelConfig) -> list[
     return findings
 
 
+def limit_px(model: ModelConfig) -> float:
+    """The size below which a box leaves hardly a trace."""
+    return 2.0 * next(px for name, px in _FINEST_STRIDE_PX.items() if model.backbone.startswith(name))
+
+
 def survival(index: AnnotationIndex, model: ModelConfig) -> list[Survival]:
     """How large each class's boxes are at the model's scale, against what its feature map and anchors can hold."""
     sides = index.sizes.astype(float)
     scale = np.minimum(model.min_size / sides.min(1), model.max_size / sides.max(1))
     per_box = np.repeat(scale, np.diff(index.box_offsets))
     extents = (index.boxes[:, 2:] - index.boxes[:, :2]) * per_box[:, None]
-    limit = 2.0 * next(px for name, px in _FINEST_STRIDE_PX.items() if model.backbone.startswith(name))
+    limit = limit_px(model)
     ignored = index.ignored(slice(None))
     result = []
     for name_id, name in enumerate(index.names):

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data.augment import augment
 from weldtrain.data.batch import IGNORED, Failure, Sample
-from weldtrain.data.images import Window, read_image, resize, target_size
+from weldtrain.data.images import Window, resize, target_size
 from weldtrain.data.index import AnnotationIndex
 
 
@@ -52,7 +52,7 @@ class DetectionDataset(Dataset):
     def load(self, epoch: int, row: int) -> Sample:
         """The sample of a row of the index in an epoch. Raises DataError for an unreadable picture."""
         index, width_height = self.index, tuple(int(v) for v in self.index.sizes[row])
-        image = read_image(index.root / index.path(row), width_height, bool(index.grey[row]), self.window)
+        image = index.picture(row, self.window)
         size = target_size(*width_height, self.min_size, self.max_size)
         image = resize(image, size)
         at = index.box_rows(row)

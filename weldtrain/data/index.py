@@ -15,7 +15,7 @@ import pickle
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
@@ -26,11 +26,22 @@ import numpy as np
 import weldtrain.formats
 from weldtrain.config import DatasetConfig, SyntheticConfig, nearest
 from weldtrain.data import synthetic
-from weldtrain.data.images import read_image
+from weldtrain.data.images import Window, read_image
 from weldtrain.errors import DataError, PictureError, TrainingError, one_line
 from weldtrain.formats import open_reader, stamp
 from weldtrain.formats.pictures import OR_SKIP
-from weldtrain.formats.record import CROWD, DIFFICULT, DROPPED, ERROR, Finding, Reader, Record
+from weldtrain.formats.record import (
+    CROWD,
+    DECISIONS,
+    DIFFICULT,
+    DROPPED,
+    ERROR,
+    Finding,
+    Reader,
+    Record,
+    dropped_boxes,
+    summary,
+)
 from weldtrain.formats.splits import settle_splits
 from weldtrain.telemetry.console import followed
 
@@ -44,9 +55,6 @@ _PARALLEL_FROM = 4000  # below that, starting processes costs more than it saves
 _PARALLEL_DECODING_FROM = 200
 _CHUNK = 500
 MAX_CLASSES, MAX_SPLITS = 1000, 100  # more are another column of a table
-
-# Findings that tell a decision rather than an oddity: said in their own words.
-_SAID_WHOLE = ("recognised", "split-made")
 
 
 class AnnotationIndex:
@@ -84,6 +92,14 @@ class AnnotationIndex:
         """The picture's path below `root`."""
         start, end = self._path_offsets[row : row + 2]
         return self._paths[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def picture(self, row: int, window: Window | None = None) -> np.ndarray:
+        """The decoded picture, as `read_image` gives it. Raises PictureError."""
+        return read_image(self.root / self.path(row), tuple(self.sizes[row].tolist()), bool(self.grey[row]), window)
+
+    def split_names(self) -> list[str]:
+        """The split of each picture."""
+        return [self.splits[k] for k in self.split_ids]
 
     def box_rows(self, row: int) -> slice:
         """Where the boxes of a picture lie in `boxes`, `name_ids`, `flags` and `lines`."""
@@ -131,16 +147,16 @@ class AnnotationIndex:
     def report_findings(self) -> None:
         """Logs what the reader found odd: each kind once, how often, and the first case."""
         for finding in self.findings:
-            if finding.kind in _SAID_WHOLE:
+            if finding.kind in DECISIONS:
                 log.info(one_line(finding.text))
-        for line in summary(f for f in self.findings if f.kind not in _SAID_WHOLE):
+        for line in summary(f for f in self.findings if f.kind not in DECISIONS):
             log.warning(line)
         if lost := self.dropped_boxes():
             log.warning(lost)
 
     def dropped_boxes(self) -> str:
         """How many boxes the reader dropped, in how many files; "" if none."""
-        lost = _dropped_boxes(self.findings)
+        lost = dropped_boxes(self.findings)
         return f"{len(lost)} boxes dropped in {len({f.file for f in lost})} files" if lost else ""
 
     def describe(self, split: str) -> str:
@@ -191,24 +207,6 @@ def _readers_digest() -> str:
     for file in sorted([*Path(weldtrain.formats.__file__).parent.glob("*.py"), *beside]):
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def summary(findings: Iterable[Finding]) -> list[str]:
-    """One line for each kind of finding: how many, in how many files, and the first of them."""
-    kinds: dict[str, list[Finding]] = {}
-    for f in findings:
-        kinds.setdefault(f.kind, []).append(f)
-    lines = []
-    for kind, some in kinds.items():
-        count = f"{len(some)} in {len({f.file for f in some})} files, first " if len(some) > 1 else ""
-        first = some[0]
-        text = f"{first.where()}: {first.text}".removeprefix(": ")
-        lines.append(one_line(f"{kind}: {count}{text}" + f"; {first.fix}" * bool(first.fix)))
-    return lines
-
-
-def _dropped_boxes(findings: Iterable[Finding]) -> list[Finding]:
-    return [f for f in findings if f.level == DROPPED and f.kind.startswith("box-")]
 
 
 def _refuse(index: AnnotationIndex, strict: bool) -> None:
@@ -269,7 +267,7 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     has_class = np.zeros((len(images), len(names)), bool)
     has_class[np.repeat(np.arange(len(images)), boxes_per_picture), name_ids] = True
     assigned, more = settle_splits(images, given, has_class, dataset.split)
-    lost = len(_dropped_boxes(findings))
+    lost = len(dropped_boxes(findings))
     if not images:
         more.append(Finding(ERROR, "nothing-left", "", 0, "no picture is left that can be used", "see the other findings"))
     elif lost and not len(name_ids):
@@ -354,7 +352,7 @@ def _flatten(reader: Reader, rows: range) -> dict:
                                     what + ": left out" * skip, fix.removesuffix(OR_SKIP) if skip else fix))
             continue
         findings += record.findings
-        lost = len(_dropped_boxes(record.findings))
+        lost = len(dropped_boxes(record.findings))
         kept[k] = bool(record.names) or not lost
         if kept[k]:
             records.append(record)

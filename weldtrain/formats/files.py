@@ -170,6 +170,14 @@ def read_text(path: Path) -> str:
         raise DataError(f"cannot be read ({e.strerror})", path, "restore the file or its permissions") from None
 
 
+def as_number(text: str) -> float | None:
+    """The number that a text in a file is, nan and inf included; None if it is none."""
+    try:
+        return float(text) if "_" not in text else None  # float() takes 1_0 for 10
+    except ValueError:
+        return None
+
+
 def first_line(path: Path) -> str:
     """The first line that is not blank, of a text of any length; its beginning if it is very long. Raises OSError."""
     with open(path, "rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -53,9 +54,9 @@ class Listed(Reader):
         self.settle(listed, " and ".join(files))
         self._flatten()
 
+    @abstractmethod
     def read_file(self, file: str) -> None:
         """Calls `place` for each picture and `add` for each box of a file."""
-        raise NotImplementedError
 
     def find(self, name: str, file: str) -> list[str]:
         """The pictures that a name in a file may mean; several only where nothing tells them apart."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weldtrain.config import DatasetConfig
-from weldtrain.errors import DataError
+from weldtrain.errors import DataError, one_line
 from weldtrain.formats.files import Folder
 from weldtrain.formats.pictures import IMAGE_SUFFIXES, Header, picture_header
 
@@ -24,6 +25,9 @@ LARGEST_SHARE = 2.0
 ERROR = "error"
 DROPPED = "dropped"
 NOTE = "note"
+# Kinds that tell a decision rather than an oddity: said in their own words.
+DECISIONS = ("recognised", "split-made")
+ONE_SPLIT = "a picture belongs to one split, else the detector is judged on what it has seen"  # a remedy
 
 
 class Finding(NamedTuple):
@@ -38,6 +42,30 @@ class Finding(NamedTuple):
 
     def where(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
+
+
+def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Findings of each kind, in the order in which they first occur."""
+    kinds: dict[str, list[Finding]] = {}
+    for f in findings:
+        kinds.setdefault(f.kind, []).append(f)
+    return kinds
+
+
+def summary(findings: Iterable[Finding]) -> list[str]:
+    """One line for each kind of finding: how many, in how many files, and the first of them."""
+    lines = []
+    for kind, some in by_kind(findings).items():
+        count = f"{len(some)} in {len({f.file for f in some})} files, first " if len(some) > 1 else ""
+        first = some[0]
+        text = f"{first.where()}: {first.text}".removeprefix(": ")
+        lines.append(one_line(f"{kind}: {count}{text}" + f"; {first.fix}" * bool(first.fix)))
+    return lines
+
+
+def dropped_boxes(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that tell of a box which was dropped."""
+    return [f for f in findings if f.level == DROPPED and f.kind.startswith("box-")]
 
 
 class Box(NamedTuple):
@@ -71,7 +99,7 @@ class Record:
     findings: list[Finding] = field(default_factory=list)
 
 
-class Reader:
+class Reader(ABC):
     """A folder in one format: which pictures, each with its annotation file and split. Pickles, to read in many processes.
 
     images, sources and splits run side by side, sorted by picture; a source is "" where there is no annotation, a
@@ -86,9 +114,9 @@ class Reader:
         self.findings: list[Finding] = []
         self.classes: list[str] = []
 
+    @abstractmethod
     def annotations(self, i: int, header: Header) -> Iterator[Box | Size | Finding]:
         """What the annotation of `images[i]`, of that size, says. Never raises for what a file holds: that is a finding."""
-        raise NotImplementedError
 
     def read(self, i: int) -> Record:
         """The record of `images[i]`. Raises PictureError for a picture that cannot be read."""

@@ -15,14 +15,14 @@ import pandas as pd
 from weldtrain.config import SplitConfig
 from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder, encoding_of, first_line, read_text
-from weldtrain.formats.record import DROPPED, ERROR, NOTE, Finding
+from weldtrain.formats.record import DROPPED, ERROR, NOTE, ONE_SPLIT, Finding
 
 _NAMED = re.compile(r"(train|val|valid|validation|test)(?:ing)?(?:[-_]?\d{4})?", re.IGNORECASE)
 # What tools append to the name of a picture of which they made a copy, and how frames of a film are numbered.
 _COPY = re.compile(r"([._]rf[._]|_)[0-9a-f]{32}$", re.IGNORECASE)
 _SUFFIX_IN_NAME = re.compile(r"[._](jpe?g|png|bmp|tiff?|webp)$", re.IGNORECASE)
 _FRAME = re.compile(r"(.*(?:mp4|avi|mov|mkv|wmv|webm|vid|video|clip|frames?)[-_ .]*)\d+$", re.IGNORECASE)
-_SAME = {"valid": "val", "validation": "val", "training": "train", "testing": "test"}
+_SAME = {"valid": "val", "validation": "val"}
 
 
 def split_name(text: str) -> str:
@@ -88,10 +88,12 @@ def own_splits(folder: Folder, split_csv: str | None) -> tuple[dict[str, str] | 
     return None, "", []
 
 
-def empty_split(file: str, split: str) -> Finding:
-    """The finding on a file that stands for a split and names no picture. Tools write one for test also where there is none."""
-    return Finding(DROPPED if split == "test" else ERROR, "split-missing", file, 0, f"names no picture for {split}",
-                   "complete it, or take it away: where the data has no val split, dataset.split makes one")
+def empty_split(
+    file: str, split: str, text: str = "",
+    fix: str = "complete it, or take it away: where the data has no val split, dataset.split makes one",
+) -> Finding:
+    """The finding on what stands for a split and names no picture. Tools write it for test also where there is none."""
+    return Finding(DROPPED if split == "test" else ERROR, "split-missing", file, 0, text or f"names no picture for {split}", fix)
 
 
 def read_lists(folder: Folder, lists: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[Finding]]:
@@ -125,7 +127,7 @@ def _resolved(folder: Folder, entries: Iterable[tuple[str, str, int, str]]) -> t
             if earlier[0] != split:
                 findings.append(Finding(ERROR, "split-twice", file, line,
                                         f"{found[0]} is in {split} here and in {earlier[0]} at {earlier[1]}",
-                                        "a picture belongs to one split, else the detector is judged on what it has seen"))
+                                        ONE_SPLIT))
             elif earlier[1] != f"{file}:{line}":
                 findings.append(Finding(NOTE, "listed-twice", file, line,
                                         f"'{name}' stands at {earlier[1]} already: counted once"))
@@ -156,7 +158,7 @@ def read_split_csv(path: Path) -> tuple[dict[str, tuple[str, int]], list[Finding
         earlier = splits.setdefault(image_id, (split, line))
         if earlier[0] != split:
             raise DataError(f"'{image_id}' is in {split} here and in {earlier[0]} on line {earlier[1]}", f"{path}:{line}",
-                            "a picture belongs to one split, else the detector is judged on what it has seen")
+                            ONE_SPLIT)
         if earlier[1] != line:
             findings.append(Finding(NOTE, "listed-twice", path.name, line,
                                     f"'{image_id}' stands on line {earlier[1]} already: counted once"))

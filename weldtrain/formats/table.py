@@ -9,9 +9,9 @@ import pandas as pd
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
-from weldtrain.formats.files import Folder, first_line
+from weldtrain.formats.files import Folder, as_number, first_line
 from weldtrain.formats.listed import Listed
-from weldtrain.formats.record import DIFFICULT, ERROR, Finding
+from weldtrain.formats.record import DIFFICULT, ERROR, ONE_SPLIT, Finding
 from weldtrain.formats.splits import read_table, split_name, split_of_path
 
 _IMAGE = ("image", "filename", "file_name", "file", "image_path", "path", "filepath", "image_name", "image_id", "imageid", "img",
@@ -45,7 +45,7 @@ class Table(Listed):
         def wrong(kind: str, line: int, text: str, fix: str) -> None:
             self.findings.append(Finding(ERROR, kind, file, line, text, fix))
 
-        table, first_line = _table(self.folder, file)
+        table, first_row = _table(self.folder, file)
         image, corners, is_extent, label, split = _columns(table, self.folder, file)
         values = np.stack([_numbers(table[c]) for c in corners], axis=1)
         self.refuse_shares(values, file)
@@ -55,7 +55,7 @@ class Table(Listed):
         splits = map(split_name, table[split]) if split else [split_of_path(file)] * len(table)
         rows = zip(table[image].tolist(), table[label].tolist(), splits, zip(*(table[c].tolist() for c in corners)),
                    values.tolist(), difficult)
-        for line, (name, defect, part, texts, box, is_difficult) in enumerate(rows, first_line):
+        for line, (name, defect, part, texts, box, is_difficult) in enumerate(rows, first_row):
             if not name and not defect and not any(texts):
                 continue
             found = self.find(name, file)
@@ -64,10 +64,10 @@ class Table(Listed):
                 wrong(kind, line, f"'{name}' {text}", "restore it, or take the line out")
                 continue
             source, earlier = self.place(found[0], file, part)
-            broken = next((k for k, text in enumerate(texts) if not _is_number(text)), None)
+            broken = next((k for k, text in enumerate(texts) if as_number(text) is None), None)
             if source != file or earlier != part:
                 wrong("split-twice", line, f"{found[0]} is in {part or file} here and in {earlier or source} before",
-                      "a picture belongs to one split, else the detector is judged on what it has seen")
+                      ONE_SPLIT)
             elif not defect and not any(texts):
                 continue  # a picture without defects
             elif broken is not None:
@@ -97,7 +97,7 @@ def _table(folder: Folder, name: str, head_only: bool = False) -> tuple[pd.DataF
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror})", path, "restore the file or its permissions") from None
     headless = len(first) == 6 and bool(first[0].strip()) and (
-        all(map(_is_number, first[1:5])) or not any(text.strip() for text in first[1:]))
+        all(as_number(text) is not None for text in first[1:5]) or not any(text.strip() for text in first[1:]))
     table = read_table(path, _FIX, header=None if headless else 0, rows=int(headless) if head_only else None)
     if headless:
         table.columns = list(_HEADERLESS)
@@ -124,20 +124,12 @@ def _columns(table: pd.DataFrame, folder: Folder, name: str) -> tuple[str, tuple
 
 def _numbers(column: pd.Series) -> np.ndarray:
     """float64, nan where there is no number."""
-    return np.array([float(text) if _is_number(text) else np.nan for text in column.tolist()])
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text  # float() takes 1_0 for 10
+    return np.array([as_number(text) for text in column.tolist()], np.float64)  # None becomes nan
 
 
 def _list_of_four(text: str) -> list[str]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return [text] * 4 if text else [""] * 4
+        return [text] * 4
     return [str(v) for v in values] if isinstance(values, list) and len(values) == 4 else [text] * 4

@@ -9,7 +9,7 @@ from lxml import etree
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
-from weldtrain.formats.files import Folder
+from weldtrain.formats.files import Folder, as_number
 from weldtrain.formats.pictures import Header
 from weldtrain.formats.record import DIFFICULT, ERROR, Box, Finding, Reader, Size
 from weldtrain.formats.splits import own_splits
@@ -71,7 +71,7 @@ def read_voc(path: Path, source: str) -> Iterator[Box | Size | Finding]:
         yield wrong("xml-not-voc", 0, f"is no Pascal VOC annotation: its root is <{root.tag}>", "export it as Pascal VOC")
         return
     if (size := root.find("size")) is not None:
-        numbers = [_number(size.findtext(side)) for side in ("width", "height")]
+        numbers = [as_number(size.findtext(side) or "") for side in ("width", "height")]
         if all(n is not None and 0 < n < 1e9 for n in numbers):
             yield Size(*numbers, size.sourceline)
     for number, element in enumerate(root.findall("object"), 1):
@@ -91,7 +91,7 @@ def _object(element: etree._Element, number: int, wrong) -> Iterator[Box | Findi
     corners = []
     for tag in _CORNERS:
         child = bndbox.find(tag)
-        value = _number(child.text) if child is not None else None
+        value = as_number(child.text or "") if child is not None else None
         if child is None:
             yield wrong("box-missing", bndbox.sourceline, f"<bndbox> of object {number} ({name}) has no <{tag}>",
                         "a box needs xmin, ymin, xmax, ymax")
@@ -103,13 +103,6 @@ def _object(element: etree._Element, number: int, wrong) -> Iterator[Box | Findi
     if len(corners) == len(_CORNERS):
         flags = DIFFICULT if (element.findtext("difficult") or "").strip().lower() in ("1", "true") else 0
         yield Box(tuple(corners), name, line, flags, f"object {number}")
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None and "_" not in text else None  # float() takes 1_0 for 10
-    except ValueError:
-        return None
 
 
 def _parser() -> etree.XMLParser:

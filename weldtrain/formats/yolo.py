@@ -11,10 +11,10 @@ import yaml
 
 from weldtrain.config import DatasetConfig
 from weldtrain.errors import DataError
-from weldtrain.formats.files import Folder, folded, path_parts, read_text
+from weldtrain.formats.files import Folder, as_number, folded, path_parts, read_text
 from weldtrain.formats.pictures import Header
-from weldtrain.formats.record import DROPPED, ERROR, LARGEST_SHARE, NOTE, Box, Finding, Reader, Size
-from weldtrain.formats.splits import own_splits, read_lists, split_name
+from weldtrain.formats.record import ERROR, LARGEST_SHARE, NOTE, ONE_SPLIT, Box, Finding, Reader, Size
+from weldtrain.formats.splits import empty_split, own_splits, read_lists, split_name
 
 _YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names", "names.txt", "labels.txt", "_darknet.labels", "predefined_classes.txt")
@@ -71,16 +71,15 @@ class Yolo(Reader):
             for reference in value if isinstance(value, list) else [value]:
                 listed = self._below(reference, split, base, places) if isinstance(reference, str) else ()
                 if not listed:
-                    self.findings.append(Finding(
-                        # Roboflow writes a line for the test split also where it exported none.
-                        DROPPED if split == "test" else ERROR, "split-missing", self.yaml, 0,
-                        f"{key}: {reference if isinstance(reference, str) else 'what is there'} names no picture below the root",
+                    what = reference if isinstance(reference, str) else "what is there"
+                    self.findings.append(empty_split(
+                        self.yaml, split, f"{key}: {what} names no picture below the root",
                         "correct it, or delete the line; only what lies below dataset.root is read"))
                 for picture in listed:
                     if splits.setdefault(picture, split) != split:
                         self.findings.append(Finding(
                             ERROR, "split-twice", self.yaml, 0, f"{picture} is in {splits[picture]} and in {split}",
-                            "a picture belongs to one split, else the detector is judged on what it has seen"))
+                            ONE_SPLIT))
         return splits
 
     def _below(self, reference: str, split: str, base: Any, places: Sequence[dict[str, str]]) -> Collection[str]:
@@ -147,7 +146,7 @@ def find_yaml(folder: Folder, wanted: str | None = None) -> tuple[str, dict[str,
 def looks_like_labels(text: str) -> bool:
     """Whether the first line of a text could be a row of YOLO."""
     row = text.strip().split("\n", 1)[0].split()
-    return len(row) >= 5 and all(_number(v) is not None for v in row) and float(row[0]).is_integer()
+    return len(row) >= 5 and all(as_number(v) is not None for v in row) and float(row[0]).is_integer()
 
 
 def _class_names(folder: Folder, file: str, described: dict[str, Any], dataset: DatasetConfig) -> list[str]:
@@ -210,7 +209,7 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
         return Finding(ERROR, kind, source, number, text, fix)
 
     row = line.split()
-    values = [_number(v) for v in row]
+    values = [as_number(v) for v in row]
     if None in values:
         return wrong("row-not-numbers", f"holds '{row[values.index(None)]}'",
                      "expected numbers: class cx cy w h, separated by blanks")
@@ -238,13 +237,6 @@ def _row(line: str, number: int, source: str, names: Sequence[str], size: tuple[
     width, height = size
     pixels = tuple(c * s for c, s in zip(corners, (width, height, width, height)))
     return Box(pixels, names[int(index)], number, called=f"row {number}")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text) if "_" not in text else None  # float() takes 1_0 for 10
-    except ValueError:
-        return None
 
 
 def _places(folder: Folder) -> tuple[dict[str, str], dict[str, str]]:

@@ -16,10 +16,10 @@ import numpy as np
 from weldtrain.config import Config
 from weldtrain.data import audit
 from weldtrain.data.audit import Survival, Twin
-from weldtrain.data.images import Window, read_image
+from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex, open_index
 from weldtrain.errors import DataError, PictureError, one_line
-from weldtrain.formats.record import DROPPED, ERROR, NOTE, Finding
+from weldtrain.formats.record import DECISIONS, DROPPED, ERROR, NOTE, Finding, by_kind
 from weldtrain.telemetry import report
 from weldtrain.telemetry.console import followed, table
 from weldtrain.telemetry.record import RunRecord
@@ -50,7 +50,7 @@ def run(cfg: Config, record: RunRecord) -> None:
     leak_level = ERROR if cfg.dataset.leak == "error" else NOTE
     detail = functools.lru_cache(_KEPT_DETAILS)(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
     across, within = (find(thumbs, index, detail) for find in (audit.twins_across, audit.twins_within))
-    sources = audit.sources_across([index.path(i) for i in range(len(index))], [index.splits[k] for k in index.split_ids])
+    sources = audit.sources_across([index.path(i) for i in range(len(index))], index.split_names())
     survived = audit.survival(index, cfg.model)
     findings += audit.label_findings(index, cfg)
     findings += audit.leak_findings(index, across, within, sources, leak_level)
@@ -65,11 +65,11 @@ def run(cfg: Config, record: RunRecord) -> None:
     headings, rows = _counts(index)
     write_report(record.dir / "report.html", index, cfg, window, findings, survived, across, sources, (headings, rows))
     for f in findings:
-        if f.kind in ("recognised", "split-made"):
+        if f.kind in DECISIONS:
             log.info(one_line(f.text))
     table(f"{len(index)} pictures in {index.root}", headings, rows)
     table(f"boxes at model.min_size={cfg.model.min_size}, model.max_size={cfg.model.max_size}",
-          ("class", "boxes", "5 % below", "half below", f"under {_limit(survived):g} px"),
+          ("class", "boxes", "5 % below", "half below", f"under {audit.limit_px(cfg.model):g} px"),
           [(s.name, len(s.sizes_px), *(f"{np.quantile(s.sizes_px, q):.0f} px" for q in (0.05, 0.5)), f"{s.below:.0%}")
            for s in survived])
     kinds = _kinds(findings)
@@ -105,16 +105,16 @@ def write_report(path: Path, index: AnnotationIndex, cfg: Config, window: Window
                  survived: Sequence[Survival], across: Sequence[Twin], sources: dict[str, dict[str, list[int]]],
                  counts: tuple[list[str], list[list[Any]]]) -> None:
     """The page of all this, with pictures."""
-    split = [index.splits[i] for i in index.split_ids]
+    split = index.split_names()
     sizes = Counter(f"{w}×{h}" for w, h in index.sizes.tolist())
     levels = Counter(f.level for f in findings)
     report.render(
         "check.html", path, title="weldtrain: data check", root=str(index.root),
-        described=" ".join(f.text for f in findings if f.kind in ("recognised", "split-made")),
+        described=" ".join(f.text for f in findings if f.kind in DECISIONS),
         errors=levels[ERROR], others={"dropped": levels[DROPPED], "notes": levels[NOTE]},
         counts={"headings": counts[0], "rows": counts[1]},
         sizes=sizes.most_common(6), more_sizes=max(len(sizes) - 6, 0), grey=int(index.grey.sum()), pictures=len(index),
-        kinds=_kinds(findings), model=cfg.model, limit_px=f"{_limit(survived):g}", charts=[_chart(s) for s in survived],
+        kinds=_kinds(findings), model=cfg.model, limit_px=f"{audit.limit_px(cfg.model):g}", charts=[_chart(s) for s in survived],
         leaks=audit.leak_shares(index, across), pairs=[_pair(index, split, t, window) for t in across[:_SHOWN_PAIRS]],
         more_pairs=max(len(across) - _SHOWN_PAIRS, 0),
         sources=[(name, ", ".join(f"{len(rows)} in {s}" for s, rows in sorted(by_split.items())))
@@ -138,16 +138,9 @@ def _counts(index: AnnotationIndex) -> tuple[list[str], list[list[Any]]]:
 
 def _kinds(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Findings by kind, the worst first."""
-    kinds: dict[tuple[str, str], list[Finding]] = {}
-    for f in findings:
-        kinds.setdefault((f.level, f.kind), []).append(f)
-    order = sorted(kinds, key=lambda key: (_LEVELS.index(key[0]), key[1]))
-    return [{"level": level, "kind": kind, "count": len(kinds[level, kind]), "where": first.where(), "text": first.text,
-             "fix": first.fix} for level, kind in order for first in kinds[level, kind][:1]]
-
-
-def _limit(survived: Sequence[Survival]) -> float:
-    return survived[0].limit_px if survived else 8.0
+    return [{"level": level, "kind": kind, "count": len(some), "where": some[0].where(), "text": some[0].text,
+             "fix": some[0].fix}
+            for level in _LEVELS for kind, some in sorted(by_kind(f for f in findings if f.level == level).items())]
 
 
 def _chart(s: Survival) -> dict[str, Any]:
@@ -162,7 +155,7 @@ def _chart(s: Survival) -> dict[str, Any]:
 
 
 def _pair(index: AnnotationIndex, split: Sequence[str], twin: Twin, window: Window) -> dict[str, Any]:
-    left, right = (report.picture(_read(index, row, window), 200) for row in (twin.row, twin.other))
+    left, right = (report.picture(index.picture(row, window), 200) for row in (twin.row, twin.other))
     return {"left": left, "right": right, "split": split[twin.row], "path": index.path(twin.row),
             "other_split": split[twin.other], "other": index.path(twin.other), "correlation": f"{twin.correlation:.2f}"}
 
@@ -174,7 +167,7 @@ def _examples(index: AnnotationIndex, name_id: int, window: Window) -> dict[str,
     for box in boxes[np.unique(np.linspace(0, len(boxes) - 1, _SHOWN_BOXES).astype(int))]:
         row = index.row_of(int(box))
         try:
-            image = _read(index, row, window)
+            image = index.picture(row, window)
         except PictureError:
             continue  # it is among the findings
         x1, y1, x2, y2 = index.boxes[box]
@@ -186,7 +179,3 @@ def _examples(index: AnnotationIndex, name_id: int, window: Window) -> dict[str,
         cv2.rectangle(crop, corner, opposite, (255, 140, 0), max(1, round(side / 110)))
         crops.append({"image": report.picture(crop, 110), "path": index.path(row)})
     return {"name": index.names[name_id], "count": len(boxes), "crops": crops}
-
-
-def _read(index: AnnotationIndex, row: int, window: Window) -> np.ndarray:
-    return read_image(index.root / index.path(row), tuple(index.sizes[row].tolist()), bool(index.grey[row]), window)

@@ -12,12 +12,13 @@ import torch
 from weldtrain.config import Config
 from weldtrain.data.audit import label_findings, survival, survival_findings
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index, summary
+from weldtrain.data.index import open_index
 from weldtrain.data.loader import evaluation_loader, training_loader
 from weldtrain.engine.device import autocast_dtype, choose_device
 from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.trainer import Trainer
 from weldtrain.errors import DataError
+from weldtrain.formats.record import summary
 from weldtrain.models.detector import build_detector
 from weldtrain.models.weights import load_weights
 from weldtrain.telemetry.console import ap_table
