@@ -64,7 +64,8 @@ def memory(file: Path, samples: int) -> None:
     """Prints how the workers' memory grows while they read samples from all over the index."""
     index = AnnotationIndex(file)
     dataset = DetectionDataset(index, "train", index.names, ModelConfig(min_size=64, max_size=64))
-    loader = training_loader(dataset, LoaderConfig(num_workers=WORKERS, batch_size=20), torch.device("cpu"), seed=0)
+    cfg = LoaderConfig(workers="process", num_workers=WORKERS, batch_size=20)
+    loader = training_loader(dataset, cfg, torch.device("cpu"), seed=0)
     batches = min(samples // 20, len(loader))
     for i, _ in enumerate(loader, 1):
         if i == 50 * WORKERS:  # imports and buffers are there

@@ -10,21 +10,24 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig, SyntheticConfig
+from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig, OptimizerConfig, SyntheticConfig
 from weldtrain.data.batch import Batch
+from weldtrain.data.cache import PictureCache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index, synthetic_root
-from weldtrain.data.loader import training_loader
+from weldtrain.data.loader import Loader, training_loader
+from weldtrain.engine.ledger import TrainingStep, measure, step_rate
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry.clock import StepClock
-from weldtrain.telemetry.machine import MachineCounters
+from weldtrain.telemetry.machine import MachineCounters, usable_cores
 
 CHECKS: list[Callable[[Path], str]] = []
 
@@ -34,24 +37,78 @@ def check(function: Callable[[Path], str]) -> Callable[[Path], str]:
     return function
 
 
-def batches(folder: Path, workers: int = 2) -> tuple[DetectionDataset, object, torch.device]:
+def batches(folder: Path, count: int = 2, **settings) -> tuple[DetectionDataset, Loader, torch.device]:
     device = torch.device("cuda", 0)
     cfg = DatasetConfig(synthetic=SyntheticConfig(train=64, val=16, test=0))
     index = open_index(cfg, folder)
     dataset = DetectionDataset(index, "train", index.names, ModelConfig(min_size=512, max_size=512))
-    return dataset, training_loader(dataset, LoaderConfig(num_workers=workers, timeout_s=60), device, 0), device
+    return dataset, training_loader(dataset, LoaderConfig(num_workers=count, timeout_s=60, **settings), device, 0), device
 
 
 @check
 def pinned_batches_arrive_unchanged(folder: Path) -> str:
-    _, loader, device = batches(folder)
-    assert loader.plan.pin_memory, "pin_memory=auto is off"
-    _, plain, _ = batches(folder, workers=0)
-    for there, here in zip(device_batches(loader, device, StepClock(device)), plain):
-        assert isinstance(here, Batch) and there.images.is_cuda and there.images.dtype == torch.uint8
-        assert torch.equal(there.images.cpu(), here.images) and torch.equal(there.boxes.cpu(), here.boxes)
-        assert not there.image_sizes.is_cuda
-    return "pixels and boxes equal to those of the main process"
+    """Also while the memory of earlier ones is used again: no copy may still be on its way from it."""
+    for workers in ("thread", "process"):
+        _, loader, device = batches(folder, workers=workers)
+        assert loader.plan.pin_memory, "pin_memory=auto is off"
+        _, plain, _ = batches(folder, 0)
+        for epoch in range(6):
+            loader.set_epoch(epoch)
+            plain.set_epoch(epoch)
+            arrived = list(device_batches(loader, device, StepClock(device)))  # as fast as they come
+            for there, here in zip(arrived, plain):
+                assert isinstance(here, Batch) and there.images.is_cuda and there.images.dtype == torch.uint8
+                assert torch.equal(there.images.cpu(), here.images) and torch.equal(there.boxes.cpu(), here.boxes), workers
+                assert not there.image_sizes.is_cuda
+        loader.close()
+    return "pixels and boxes equal to those of the main process, from threads and from processes"
+
+
+@check
+def a_batch_moves_in_one_asynchronous_copy(folder: Path) -> str:
+    _, loader, device = batches(folder, batch_size=64)
+    batch = next(iter(loader))
+    assert batch.memory.is_pinned(), "threads fill pageable memory"
+    large = torch.empty(2**30, dtype=torch.uint8, pin_memory=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        batch.to(device, non_blocking=True)
+        torch.cuda.synchronize()
+    copies = [e for e in profile.events() if "HtoD" in e.name]
+    assert len(copies) == 1, f"{len(copies)} copies"
+    start = time.perf_counter()
+    large.to(device, non_blocking=True)
+    queued = time.perf_counter() - start
+    torch.cuda.synchronize()
+    whole = time.perf_counter() - start
+    assert queued < 0.5 * whole, "the host waits for the copy"
+    return f"{batch.memory.nbytes / 2**20:.1f} MB in one copy; {large.nbytes / 1e9 / whole:.1f} GB/s"
+
+
+@check
+def the_loader_keeps_the_gpu_busy(folder: Path) -> str:
+    """A step with the loader against the same step on one batch that stays on the device."""
+    dataset, loader, device = batches(folder, 4, batch_size=16)
+    dataset.cache = PictureCache.in_memory(dataset.sizes, dataset.index.grey, "raw")
+    torch.manual_seed(0)
+    model = build_detector(ModelConfig(backbone="resnet50", min_size=512, max_size=512), 4).to(device)
+    step = TrainingStep(model, OptimizerConfig(), device, torch.bfloat16)
+    alone = step_rate(step, next(iter(loader)).to(device), 10).mean
+    rate = measure(loader, device, 15, usable_cores(), step, lambda: MachineCounters(device).read()["system/gpu_util_pct"])
+    assert rate.mean > alone / 1.05, f"{rate.mean:.0f} of {alone:.0f} images/s, {rate.data_wait_pct:.1f} % waiting"
+    return f"{rate.mean:.0f} of {alone:.0f} images/s, GPU {rate.gpu_pct:.0f} %, {rate.data_wait_pct:.1f} % waiting"
+
+
+@check
+def the_doctor_runs(folder: Path) -> str:
+    command = [sys.executable, "-m", "weldtrain", "task=doctor", "experiment=quickstart", "device=cuda", "doctor.budget_s=30",
+               f"cache_dir={folder}", f"output_dir={folder}/doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(next((folder / "doctor").glob("**/doctor.json")).read_text())
+    assert "host to device, pinned" in result["ceilings"]
+    for ledger in result["ledger"].values():
+        assert ledger["ms"]["rest"] <= 0.05 * ledger["wall_ms"], ledger
+    return result["verdict"]["sentence"]
 
 
 @check
@@ -86,7 +143,7 @@ def a_copy_overlaps_with_computing(folder: Path) -> str:
 
 @check
 def detections_agree_with_the_cpu(folder: Path) -> str:
-    _, loader, device = batches(folder, workers=0)
+    _, loader, device = batches(folder, 0)
     torch.manual_seed(0)
     model = build_detector(ModelConfig(backbone="resnet18", min_size=512, max_size=512), 4).eval()
     model.limit_detections(0.05, 20)

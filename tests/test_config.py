@@ -74,7 +74,7 @@ def test_values_out_of_range_are_refused_before_any_data_is_read(override, text)
 
 
 @pytest.mark.parametrize(("override", "near"), [
-    ("trainer.lerning_rate=1", "optimizer.lr"), ("+trainer.lrr=1", "optimizer.lr"), ("++loader.workers=1", "loader.num_workers"),
+    ("trainer.lerning_rate=1", "optimizer.lr"), ("+trainer.lrr=1", "optimizer.lr"), ("++workers=1", "loader.num_workers"),
     ("~trainer.epoch", "trainer.epochs"), ("loader.batchsize=2", "loader.batch_size"), ("dataset.rot=/x", "dataset.root"),
     ("modle=x", "model")])
 def test_a_mistyped_key_names_the_nearest(override, near):

@@ -75,22 +75,41 @@ class DatasetConfig:
 @dataclass
 class LoaderConfig:
     batch_size: int = key(8, ge=1)
+    workers: str = key("auto", choices=("auto", "thread", "process"))
     num_workers: int | str = key("auto", ge=0, choices=("auto",))
     pin_memory: bool | str = key("auto", choices=("auto",))
     persistent_workers: bool = True
-    prefetch_factor: int = key(2, ge=1)
+    prefetch_factor: int | str = key("auto", ge=1, choices=("auto",))
     drop_last: bool = True
     timeout_s: float = key(60.0, ge=0)
     multiprocessing_context: str | None = key(None, choices=("fork", "spawn", "forkserver"))
     shuffle: bool = True
+    sampling: str = key("uniform", choices=("uniform", "repeat_factor", "balanced"))
+    repeat_threshold: float = key(0.2, gt=0, le=1)
+    group_by_aspect: bool = False
+    cache: str = key("auto", choices=("auto", "none", "ram", "disk"))
+    cache_encoding: str = key("raw", choices=("raw", "jpeg"))
+    cache_budget_gb: float = key(50.0, gt=0)
+    tuned: bool = False
 
 
 @dataclass
 class AugmentConfig:
     hflip: float = key(0.0, ge=0, le=1)
     vflip: float = key(0.0, ge=0, le=1)
+    quarter_turns: float = key(0.0, ge=0, le=1)
+    rotate_deg: float = key(0.0, ge=0, le=30)
+    scale: float = key(0.0, ge=0, le=1)
+    translate: float = key(0.0, ge=0, le=0.5)
     brightness: float = key(0.0, ge=0, lt=1)
     contrast: float = key(0.0, ge=0, lt=1)
+    gamma: float = key(0.0, ge=0, le=2)
+    window: float = key(0.0, ge=0, lt=0.5)
+    blur: float = key(0.0, ge=0, le=5)
+    noise: float = key(0.0, ge=0, le=0.15)
+    mosaic: float = key(0.0, ge=0, le=1)
+    copy_paste: float = key(0.0, ge=0, le=1)
+    min_visible: float = key(0.4, ge=0, lt=1)
 
 
 @dataclass
@@ -157,6 +176,11 @@ class EvaluateConfig:
 
 
 @dataclass
+class DoctorConfig:
+    budget_s: float = key(80.0, ge=4)
+
+
+@dataclass
 class Config:
     task: str = "train"
     seed: int = key(0, ge=0, lt=2**63)
@@ -172,6 +196,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    doctor: DoctorConfig = field(default_factory=DoctorConfig)
 
 
 # What other trainers call a key, so that a habit finds its way.

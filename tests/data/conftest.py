@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
-from weldtrain.config import DatasetConfig, SplitConfig
+from weldtrain.config import DatasetConfig, ModelConfig, SplitConfig
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.index import open_index
 
 RNG = np.random.default_rng(5)
 NOISE = RNG.integers(0, 256, (48, 64, 3)).astype(np.uint8)
@@ -38,6 +42,30 @@ def plates(tmp_path):
 
     write.crack, write.encoded, write.noise = crack, encoded, NOISE
     return write
+
+
+@pytest.fixture
+def kinds(plates, tmp_path):
+    """`kinds(model={"min_size": 30}, seed=1)`: a dataset of ten pictures of every kind that is decoded differently, of many
+    sizes and boxes, at a scale at which each is resized and large JPEGs are reduced. Opened anew each time; `kinds.root`."""
+    grey, deep = RNG.integers(0, 256, (48, 64)).astype(np.uint8), RNG.integers(500, 3500, (50, 64)).astype(np.uint16)
+    smooth = cv2.resize(RNG.integers(0, 255, (6, 8, 3)).astype(np.uint8), (150, 333), interpolation=cv2.INTER_CUBIC)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    lying = io.BytesIO()
+    Image.fromarray(smooth).resize((210, 125)).save(lying, "jpeg", exif=turned.tobytes())
+    pictures = {"a.png": grey, "b.jpg": smooth, "c.png": deep, "d.png": None, "e.jpg": grey[:, :40], "f.jpg": None,
+                "g.jpg": lying.getvalue(), "h.jpg": smooth[:250, :140, 0], "i.tif": deep.T.copy(), "j.bmp": grey[:, ::-1].copy()}
+    xml = {"a": crack() + crack((1, 2, 9, 30), "slag"), "b": "", "c": crack((9, 9, 30, 40), more="<difficult>1</difficult>"),
+           "d": crack() + crack((5, 5, 20, 40)), "g": crack((3, 100, 120, 180), "slag")}
+    cfg = plates(pictures, xml)
+
+    def make(kind=DetectionDataset, model=(), **settings):
+        scale = ModelConfig(**{"min_size": 40, "max_size": 56} | dict(model))
+        return kind(open_index(cfg, tmp_path / "index"), "train", ["crack", "slag"], scale, **settings)
+
+    make.cfg, make.root = cfg, Path(cfg.root)
+    return make
 
 
 @pytest.fixture(scope="session")

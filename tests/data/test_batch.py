@@ -1,12 +1,15 @@
 """Batch: what collate puts together comes out again, whatever sizes and box counts meet."""
 
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from weldtrain.data.batch import IGNORED, STRIDE, Failure, Sample, collate
+from weldtrain.data.batch import IGNORED, STAGES, STRIDE, Batch, Failure, Sample, blank, collate
 from weldtrain.errors import DataError
 
 
@@ -94,3 +97,70 @@ def test_a_failure_travels_instead_of_the_batch_and_keeps_type_and_text():
         assert "test_batch.py" in str(error.__cause__)
     else:
         raise AssertionError("nothing was raised")
+
+
+def parts(batch):
+    """All that a batch holds, as bytes."""
+    tensors = (batch.images, batch.boxes, batch.batch_index, batch.labels, batch.image_sizes, batch.image_ids,
+               batch.original_sizes)
+    values = [(t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()) for t in tensors]
+    return [*values, batch.box_counts, batch.ignored_counts, batch.work_s.tobytes()]
+
+
+batches = st.builds(
+    lambda pictures, channels: collate([sample(h, w, n, i, channels, min(n, k)) for i, (h, w, n, k) in enumerate(pictures)]),
+    st.lists(st.tuples(*[st.integers(1, 70)] * 2, *[st.integers(0, 9)] * 2), min_size=1, max_size=5), st.sampled_from([1, 3]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches)
+def test_a_batch_moves_whole_and_in_one_piece(batch):
+    before = parts(batch)
+    batch.work_s[:] = 0.5
+    before[-1] = batch.work_s.tobytes()
+    # Torch teaches the pickler of its queues to send memory as a file descriptor.
+    for moved in (pickle.loads(pickle.dumps(batch)), pickle.loads(ForkingPickler.dumps(batch)), batch.to(torch.device("cpu"))):
+        assert parts(moved) == before and len(moved) == len(batch)
+        assert moved.images.is_contiguous(memory_format=torch.channels_last)
+        for view in (moved.images, moved.boxes, moved.batch_index, moved.labels):
+            assert view.untyped_storage().data_ptr() == moved.memory.untyped_storage().data_ptr()
+            assert view.data_ptr() % view.element_size() == 0
+    assert batch.to(torch.device("meta")).boxes.shape == batch.boxes.shape
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches, st.integers(0, 255), st.randoms(use_true_random=False))
+def test_pictures_come_in_any_order_into_memory_that_held_something_else(batch, dirt, random):
+    """What threads do: the same batch as if its samples had been put together, whatever was in its memory."""
+    owners = batch.batch_index.tolist()
+    random.shuffle(owners)  # boxes too may come in any order, but for that of one picture's
+    boxes_of = [iter(np.flatnonzero(batch.batch_index == i)) for i in range(len(batch))]
+    order = [next(boxes_of[owner]) for owner in owners]
+    asked = []
+
+    def empty(nbytes):
+        asked.append(nbytes)
+        return torch.full((nbytes,), dirt, dtype=torch.uint8)
+
+    of_boxes = [values.numpy()[order] for values in (batch.boxes, batch.labels, batch.batch_index)]
+    of_pictures = [values.numpy() for values in (batch.image_ids, batch.original_sizes)]
+    made = blank(batch.image_sizes.numpy(), batch.shape[3], *of_boxes, *of_pictures, empty)
+    for i in random.sample(range(len(batch)), len(batch)):
+        made.room(i)[:] = batch.room(i)
+    assert parts(made) == parts(batch) and asked == [len(batch.memory)]
+
+
+def test_work_is_noted_by_picture_and_stage():
+    batch = collate([sample(32, 32, 1), sample(40, 32, 0)])
+    assert batch.work_s.shape == (2, len(STAGES)) and not batch.work_s.any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs CUDA")
+def test_a_batch_pins_itself_and_arrives_unchanged():
+    batch = collate([sample(40, 70, 2, 0), sample(65, 30, 0, 1)])
+    pinned = batch.pin_memory()
+    assert isinstance(pinned, Batch) and pinned.memory.is_pinned() and pinned.images.is_pinned() and parts(pinned) == parts(batch)
+    there = pinned.to(torch.device("cuda"), non_blocking=True)
+    torch.cuda.synchronize()
+    assert there.images.is_cuda and there.labels.is_cuda and not there.image_sizes.is_cuda
+    assert parts(there.to(torch.device("cpu"))) == parts(batch)

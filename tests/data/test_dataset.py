@@ -1,16 +1,21 @@
-"""DetectionDataset: what becomes of channels, depths, sizes and marked boxes between the file and the sample."""
+"""DetectionDataset: what becomes of channels, depths, sizes and marked boxes between the file and the sample, and that a
+sample is the same however its batch is put together."""
 
+import pickle
+import random
+import time
 from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from weldtrain.config import AugmentConfig, ModelConfig
-from weldtrain.data.batch import IGNORED, collate
+from weldtrain.data.batch import IGNORED, STAGES, Failure, collate
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index
-from weldtrain.errors import DataError
+from weldtrain.errors import DataError, PictureError
 
 AS_IT_IS = ModelConfig(min_size=48, max_size=64)  # the scale of pictures of 64x48
 RNG = np.random.default_rng(2)
@@ -95,3 +100,93 @@ def test_a_picture_replaced_by_one_of_another_size_is_named(dataset):
     cv2.imwrite(str(data.index.root / "images" / "a.png"), GREY[:40])
     with pytest.raises(DataError, match=r"images/a\.png: decodes to 64x40, its header says 64x48"):
         data.load(0, 0)
+
+
+LIGHT = AugmentConfig(hflip=0.5, vflip=0.5, brightness=0.2, contrast=0.2)
+
+
+@pytest.fixture
+def mixed(kinds):
+    return kinds(augment=LIGHT, seed=5)
+
+
+def parts(batch, i):
+    """The ith sample of a batch: its pixels in RGB, its boxes, its labels."""
+    height, width = batch.image_sizes[i].tolist()
+    own = batch.batch_index == i
+    return (batch.images[i, :, :height, :width].expand(3, -1, -1).numpy().tobytes(), batch.boxes[own].tolist(),
+            batch.labels[own].tolist(), batch.original_sizes[i].tolist(), int(batch.image_ids[i]))
+
+
+def test_a_sample_does_not_depend_on_its_batch_or_what_came_before(mixed):
+    keys = [(epoch, row, repeat) for epoch in (0, 3) for row in mixed.rows.tolist() for repeat in (0, 1)]
+    alone = {key: parts(mixed.fetch([key]), 0) for key in keys}
+    assert len({pixels for pixels, *_ in alone.values()}) > len(keys) * 3 // 4  # of a picture not all are turned alike
+    for size in (2, 5, len(keys)):
+        shuffled = random.Random(size).sample(keys, size)
+        batch = mixed.fetch(shuffled)
+        assert [parts(batch, i) for i in range(size)] == [alone[key] for key in shuffled]
+    mixed.seed = 6
+    assert any(parts(mixed.fetch([key]), 0) != alone[key] for key in keys)
+
+
+def test_a_batch_is_filled_in_any_order_into_any_memory(mixed):
+    keys = [(1, row, 0) for row in mixed.rows.tolist()]
+    straight = mixed.fetch(keys)
+    draft = mixed.draft(keys, lambda nbytes: torch.full((nbytes,), 77, dtype=torch.uint8))
+    for i in random.Random(1).sample(range(10), 10):
+        mixed.fill(draft, i)
+    assert torch.equal(draft.batch.images, straight.images) and draft.batch.box_counts == straight.box_counts
+    assert [parts(draft.batch, i) for i in range(10)] == [parts(straight, i) for i in range(10)]
+
+
+def test_a_sample_is_what_a_batch_of_it_holds(mixed):
+    mixed.augment = None
+    batch = mixed.fetch([(4, row, 0) for row in mixed.rows.tolist()])
+    together = collate([mixed.load(4, row) for row in mixed.rows])
+    assert [parts(together, i) for i in range(10)] == [parts(batch, i) for i in range(10)]
+    assert torch.equal(together.images, batch.images)
+
+
+def test_no_sample_exceeds_the_largest(mixed):
+    width, height = mixed.largest()
+    sizes = mixed.fetch([(0, row, 0) for row in mixed.rows.tolist()]).image_sizes
+    assert sizes.amax(0).tolist() == [height, width]
+    for row, (h, w) in zip(mixed.rows.tolist(), sizes.tolist()):
+        assert [w, h] == mixed.sizes[row].tolist()
+
+
+def test_a_dataset_that_travels_to_a_worker_gives_the_same(mixed):
+    there = pickle.loads(pickle.dumps(mixed))
+    keys = [(2, row, 0) for row in mixed.rows.tolist()]
+    assert [parts(there.fetch(keys), i) for i in range(10)] == [parts(mixed.fetch(keys), i) for i in range(10)]
+
+
+def test_the_stages_of_the_work_are_all_of_it(mixed):
+    shares = []
+    for _ in range(5):
+        start = time.perf_counter()
+        batch = mixed.fetch([(0, row, 0) for row in mixed.rows.tolist()])
+        shares.append(batch.work_s.sum() / (time.perf_counter() - start))
+    assert (batch.work_s >= 0).all() and max(shares) > 0.6 and max(shares) <= 1
+    work = dict(zip(STAGES, batch.work_s.sum(0)))
+    assert all(work[stage] > 0 for stage in ("read", "decode", "resize", "augment", "assemble")) and work["cache"] == 0
+
+
+def test_what_cannot_be_read_is_named_and_travels_as_a_failure(mixed):
+    bad = mixed.index.root / "images" / "d.png"
+    bad.write_bytes(b"")
+    keys = [(0, row, 0) for row in mixed.rows.tolist()]
+    with pytest.raises(PictureError, match=rf"{bad}: is empty"):
+        mixed.fetch(keys)
+    failure = mixed.__getitems__(keys)
+    assert isinstance(failure, Failure) and isinstance(failure.error, PictureError) and "read_bytes" in failure.traceback
+    assert len(mixed.__getitems__([key for key in keys if mixed.index.path(key[1]) != "images/d.png"])) == 9
+
+
+def test_which_pictures_show_a_class(dataset, plates):
+    marked = "<difficult>1</difficult>"
+    xml = {"a": plates.crack() + plates.crack(name="slag"), "b": "", "c": plates.crack(name="slag", more=marked),
+           "d": plates.crack() + plates.crack((1, 1, 9, 9))}
+    data = dataset({f"{stem}.png": GREY for stem in "abcd"}, xml)
+    assert [shown.tolist() for shown in data.shown_by_class()] == [[0, 3], [0]]

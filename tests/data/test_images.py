@@ -6,11 +6,24 @@ import sys
 import cv2
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageOps
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from weldtrain.config import ModelConfig
-from weldtrain.data.images import Window, read_image, resize, target_size
+from weldtrain.data.images import (
+    Window,
+    _percentiles,
+    decode,
+    read_bytes,
+    read_image,
+    reduction,
+    resize,
+    target_size,
+    target_sizes,
+)
 from weldtrain.errors import PictureError
 from weldtrain.formats.pictures import picture_header
 
@@ -303,3 +316,114 @@ def test_resizing_keeps_the_channels(channels):
         out = resize(image, size)
         assert out.shape == (size[1], size[0], channels)
         np.testing.assert_array_equal(out[..., 0], resize(SMOOTH, size)[..., 0])
+
+
+SIDES = st.integers(1, 9000)
+SIZES = st.tuples(SIDES, SIDES)
+
+
+@settings(deadline=None)
+@given(st.lists(SIZES, min_size=1, max_size=30), st.integers(32, 2000), st.integers(0, 1500))
+def test_the_scale_of_many_pictures_is_that_of_each(sizes, min_size, more):
+    found = target_sizes(np.array(sizes, np.int32), min_size, min_size + more)
+    assert found.dtype == np.int64 and [tuple(size) for size in found.tolist()] == [
+        target_size(*size, min_size, min_size + more) for size in sizes]
+
+
+@settings(deadline=None)
+@given(SIZES, SIZES)
+def test_a_reduction_is_the_largest_that_does_not_fall_below_what_is_wanted(size, wanted):
+    def enough(k):
+        return all(-(-side // k) >= least for side, least in zip(size, wanted))
+
+    k = reduction(size, wanted)
+    assert k in (1, 2, 4, 8) and (k == 1 or enough(k)) and (k == 8 or not enough(2 * k))
+
+
+def smooth_jpeg(tmp_path, mode, orientation, width, height):
+    """A picture that is stored as `orientation` says."""
+    few = np.random.default_rng(width).integers(0, 255, (5, 6, 3), np.uint8)
+    smooth = Image.fromarray(cv2.resize(few, (width, height), interpolation=cv2.INTER_CUBIC)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return saved(tmp_path, smooth, "a.jpg", exif=exif.tobytes(), quality=98)
+
+
+def averaged(path, k):
+    """Means of k x k pixels of a JPEG, its edge repeated, as a viewer shows it: from Pillow."""
+    with Image.open(path) as stored:
+        pixels = np.array(stored.convert("L" if stored.mode == "L" else "RGB"), np.float64)
+        orientation = stored.getexif()[0x0112]
+    height, width = pixels.shape[:2]
+    pixels = np.pad(pixels.reshape(height, width, -1), ((0, -height % k), (0, -width % k), (0, 0)), "edge")
+    means = pixels.reshape(pixels.shape[0] // k, k, pixels.shape[1] // k, k, -1).mean((1, 3))
+    turned = Image.fromarray(np.rint(means).astype(np.uint8).squeeze())
+    turned.getexif()[0x0112] = orientation
+    upright = np.array(ImageOps.exif_transpose(turned))
+    return upright.reshape(*upright.shape[:2], -1)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_reduced_jpeg_is_the_whole_one_averaged(tmp_path, mode, orientation):
+    for width, height in ((320, 240), (321, 247), (97, 203)):
+        path = smooth_jpeg(tmp_path, mode, orientation, width, height)
+        data, (*size, grey, _) = read_bytes(path), picture_header(path, 200)
+        for k in (1, 2, 4, 8):
+            small = tuple(-(-side // k) for side in size)
+            out = decode(data, path, tuple(size), grey, None, small)
+            assert (out.shape[1], out.shape[0], out.shape[2]) == (*small, 1 if mode == "L" else 3) and out.dtype == np.uint8
+            # OpenCV turns CMYK into RGB by integers.
+            assert np.abs(out - averaged(path, k).astype(float)).mean() < (3 if mode == "CMYK" else 1)
+            assert np.array_equal(out, decode(data, path, tuple(size), grey, None, (small[0] - 1, 1)))
+            larger = decode(data, path, tuple(size), grey, None, (small[0] + 1, 1))
+            assert larger.shape[1] == max(-(-size[0] // (k // 2 or 1)), small[0])
+
+
+def test_a_drawn_box_lands_where_its_numbers_do_also_when_reduced(tmp_path):
+    rng = np.random.default_rng(3)
+    for k in (2, 4, 8) * 8:
+        width, height = rng.integers(200, 900, 2).tolist()
+        x1, y1 = int(rng.integers(0, width // 2)), int(rng.integers(0, height // 2))
+        x2, y2 = int(rng.integers(x1 + 60, width)), int(rng.integers(y1 + 60, height))
+        image = np.zeros((height, width), np.uint8)
+        image[y1:y2, x1:x2] = 255
+        wanted = tuple(int(side / k * rng.uniform(0.6, 1)) for side in (width, height))
+        data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 98])[1]
+        shown = resize(decode(data, tmp_path, (width, height), True, None, wanted), wanted)[..., 0] > 127
+        rows, columns = np.nonzero(shown)
+        found = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+        # Half a pixel of rounding, and what the last reduced pixel stands for beyond the edge.
+        assert np.abs(found - np.array([x1, y1, x2, y2]) * np.tile(np.divide(wanted, (width, height)), 2)).max() < 1.5
+
+
+def test_only_jpegs_are_reduced(tmp_path):
+    for suffix in ("png", "tif", "bmp", "webp"):
+        path = saved(tmp_path, Image.fromarray(SMOOTH), f"a.{suffix}", **({"lossless": True} if suffix == "webp" else {}))
+        np.testing.assert_array_equal(decode(read_bytes(path), path, (80, 60), False, None, (10, 7)), SMOOTH)
+    cv2.imwrite(str(tmp_path / "deep.png"), RNG.integers(0, 4096, (60, 80)).astype(np.uint16))
+    assert decode(read_bytes(tmp_path / "deep.png"), tmp_path, (80, 60), True, None, (10, 7)).shape == (60, 80, 1)
+
+
+@pytest.mark.parametrize("wanted", [(320, 240), (160, 120), (80, 60), (40, 30)])
+@pytest.mark.parametrize("grey", [True, False])
+def test_a_jpeg_replaced_by_one_of_another_size_is_named_also_when_reduced(tmp_path, wanted, grey):
+    path = saved(tmp_path, Image.new("L" if grey else "RGB", (336, 240)), "a.jpg")
+    with pytest.raises(PictureError, match=r"a\.jpg: decodes to 336x240, its header says 320x240"):
+        decode(read_bytes(path), path, (320, 240), grey, None, wanted)
+    turned = saved(tmp_path, Image.new("L" if grey else "RGB", (240, 320)), "a.jpg")
+    with pytest.raises(PictureError, match="decodes to 240x320, its header says 320x240"):
+        decode(read_bytes(turned), path, (320, 240), grey, None, wanted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrays(np.uint16, array_shapes(min_dims=1, max_dims=3, max_side=40)),
+       st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted))
+def test_percentiles_from_counts_are_numpys(image, shares):
+    np.testing.assert_allclose(_percentiles(image, tuple(shares)), np.percentile(image, shares), rtol=1e-9, atol=1e-6)
+
+
+def test_percentiles_of_a_large_picture_are_numpys():
+    plate = np.clip(RNG.normal(30000, 9000, (600, 800)), 0, 65535).astype(np.uint16)
+    for shares in ((0.1, 99.9), (0, 100), (50, 50.001)):
+        np.testing.assert_allclose(_percentiles(plate, shares), np.percentile(plate, shares), rtol=1e-9)

@@ -51,13 +51,14 @@ def test_the_same_seed_gives_the_same_losses_on_one_thread(configured, tmp_path)
     threads = torch.get_num_threads()
     try:
         series = []
-        for i, overrides in enumerate((("seed=1",), ("seed=1", "loader.num_workers=2"), ("seed=2",))):
+        ways = ([], ["loader.workers=thread", "loader.num_workers=2", "loader.cache=ram"], ["loader.num_workers=2"])
+        for i, overrides in enumerate((*(["seed=1", *way] for way in ways), ["seed=2"])):
             _, record = run(configured("trainer.cpu_threads=1", "trainer.max_steps=3", *overrides), tmp_path / str(i))
             lines = (record.dir / "metrics.jsonl").read_text().splitlines()
             series.append([json.loads(line).get("loss/total") for line in lines])
     finally:
         torch.set_num_threads(threads)
-    assert series[0] == series[1] != series[2]
+    assert series[0] == series[1] == series[2] != series[3]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_pictures(configured, tmp_path):

@@ -24,7 +24,8 @@ def batch(sizes=((64, 96), (96, 64)), boxes=2):
     made = collate([Sample(rng.integers(0, 255, (*size, 3), np.uint8), corners, np.arange(1, boxes + 1), i, size)
                     for i, size in enumerate(sizes)])
     # torchvision's memory order: another one sums in another order, and a tie between proposals may then fall otherwise.
-    return replace(made, images=made.images.contiguous())
+    made.images = made.images.contiguous()
+    return made
 
 
 def torchvision_twin(detector, cfg):
@@ -173,12 +174,15 @@ DEFECTS = [[5, 5, 30, 20], [60, 40, 80, 60]]
 REGIONS = [[40, 20, 96, 64], [0, 30, 12, 40]]  # the first holds the second defect
 
 
-def marked(defects, regions, pictures=2, size=(64, 96)):
-    """A batch in which every picture has these defects, and these regions to be ignored."""
+def marked(defects, regions, pictures=2, size=(64, 96), grey=None):
+    """A batch in which every picture has these defects, and these regions to be ignored; `grey` in RGB (False) or as such."""
     rng = np.random.default_rng(0)
     boxes = np.array([*defects, *regions], np.float32).reshape(-1, 4)
     labels = np.array([1] * len(defects) + [IGNORED] * len(regions), np.int64)
-    return collate([Sample(rng.integers(0, 255, (*size, 3)).astype(np.uint8), boxes, labels, i, size) for i in range(pictures)])
+    images = rng.integers(0, 255, (pictures, *size, 3)).astype(np.uint8)
+    if grey is not None:
+        images = images[..., :1] if grey else np.repeat(images[..., :1], 3, axis=3)
+    return collate([Sample(image, boxes, labels, i, size) for i, image in enumerate(images)])
 
 
 def watch(part, name, stages):
@@ -251,9 +255,8 @@ def test_no_proposal_at_all_is_no_error():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_grey_batch_gives_what_its_rgb_gives(training):
-    rgb = marked(DEFECTS, REGIONS)
-    grey = replace(rgb, images=rgb.images[:, :1].contiguous(memory_format=torch.channels_last))
-    rgb = replace(rgb, images=grey.images.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last))
+    grey, rgb = (marked(DEFECTS, REGIONS, grey=one) for one in (True, False))
+    assert (grey.images.shape[1], rgb.images.shape[1]) == (1, 3)
     torch.manual_seed(0)
     detector = build_detector(SMALL, 2).train(training)
     given = []

@@ -21,10 +21,11 @@ import numpy as np
 
 from weldtrain.config import Config, ModelConfig, nearest
 from weldtrain.data.images import Window
-from weldtrain.data.index import AnnotationIndex, usable_cores
+from weldtrain.data.index import AnnotationIndex
 from weldtrain.errors import PictureError, one_line
 from weldtrain.formats.record import ERROR, NOTE, Finding
 from weldtrain.formats.splits import source_of
+from weldtrain.telemetry.machine import usable_cores
 
 THUMB_PX, DETAIL_PX = 32, 128
 # Whether two pictures may be the same is asked of thumbnails; whether they are, of finer details, since all pictures of

@@ -1,10 +1,11 @@
-"""Sample and Batch: what travels from the workers to the device. Pictures stay uint8 until they are there."""
+"""Sample and Batch: what travels from the loader to the device. Pictures stay uint8 until they are there."""
 
 from __future__ import annotations
 
+import math
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,7 +14,11 @@ import torch
 
 STRIDE = 32  # of the coarsest backbone level that the pyramid uses: padding to it keeps every level whole
 
+_ALIGN = 64  # bytes
+
 IGNORED = -1  # the label of a box that is neither a defect to learn nor background: difficult, or a crowd
+
+STAGES = ("read", "decode", "resize", "cache", "augment", "assemble")  # of the work on a batch, in order
 
 
 class Sample(NamedTuple):
@@ -48,43 +53,53 @@ class Failure(NamedTuple):
 
 @dataclass
 class Batch:
-    """B padded pictures and their N boxes, flat.
+    """B padded pictures and their N boxes, flat, in one piece of memory that is pinned and copied as a whole.
 
     images uint8 [B,3,H,W] RGB, or [B,1,H,W] if all are grey, zero right of and below each picture, in channels-last
-    memory; image_sizes int64 [B,2]
-    height, width in px before padding; boxes float32 [N,4] x1,y1,x2,y2 in px; batch_index int64 [N], non-decreasing;
-    labels int64 [N], 1 for the first class or IGNORED; image_ids int64 [B], rows of the index; original_sizes int64 [B,2]
-    height, width in px of the files' pictures. A picture without defects has no rows in `boxes`.
+    memory; image_sizes int64 [B,2] height, width in px before padding; boxes float32 [N,4] x1,y1,x2,y2 in px; batch_index
+    int64 [N], non-decreasing; labels int64 [N], 1 for the first class or IGNORED; image_ids int64 [B], rows of the index;
+    original_sizes int64 [B,2] height, width in px of the files' pictures. A picture without defects has no rows in `boxes`.
 
     `image_sizes`, `image_ids`, `original_sizes`, `box_counts` and `ignored_counts` (of each picture's last boxes) stay on
-    the host: the detector needs them as Python numbers, and asking the device for them would make it wait.
+    the host: the detector needs them as Python numbers, and asking the device for them would make it wait. `work_s` float
+    [B,6] are the seconds that the loader spent on each picture, by STAGES.
     """
 
-    images: torch.Tensor
+    memory: torch.Tensor  # uint8, flat: images, boxes, batch_index, labels, each beginning at a multiple of _ALIGN
+    shape: tuple[int, int, int, int]  # B, H, W, C
     image_sizes: torch.Tensor
-    boxes: torch.Tensor
-    batch_index: torch.Tensor
-    labels: torch.Tensor
     image_ids: torch.Tensor
     original_sizes: torch.Tensor
     box_counts: tuple[int, ...]
     ignored_counts: tuple[int, ...]
+    work_s: np.ndarray
+
+    def __post_init__(self) -> None:
+        parts = []
+        for dtype, shape, start, end in _layout(self.shape, sum(self.box_counts)):
+            parts.append(self.memory[start:end].view(dtype).view(shape))
+        images, self.boxes, self.batch_index, self.labels = parts
+        self.images = images.permute(0, 3, 1, 2)
 
     def __len__(self) -> int:
         return len(self.box_counts)
 
+    def __reduce__(self) -> tuple:
+        # Between processes every tensor costs a file descriptor and a mapping: only the pixels are worth it.
+        host = (self.image_sizes.numpy(), self.image_ids.numpy(), self.original_sizes.numpy())
+        return _received, (self.memory, self.shape, host, self.box_counts, self.ignored_counts, self.work_s)
+
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory, from which the device copies by itself. DataLoader calls this."""
-        return self._on_device_side(lambda t: t.pin_memory())
+        return replace(self, memory=self.memory.pin_memory())
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The batch with its device-side tensors on `device`, still uint8."""
-        return self._on_device_side(lambda t: t.to(device, non_blocking=non_blocking))
+        """The batch with its pictures, boxes and labels on `device`, still uint8: one copy."""
+        return replace(self, memory=self.memory.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps memory that was filled on another stream from being reused before `stream` is done with it."""
-        for tensor in (self.images, self.boxes, self.batch_index, self.labels):
-            tensor.record_stream(stream)
+        self.memory.record_stream(stream)
 
     def boxes5(self) -> torch.Tensor:
         """float32 [N,5]: index within the batch, x1, y1, x2, y2; `[0,5]` where no picture has a defect."""
@@ -96,9 +111,13 @@ class Batch:
         return [{"boxes": b[: len(b) - k], "labels": v[: len(b) - k], "ignored": b[len(b) - k :]}
                 for b, v, k in zip(boxes, labels, self.ignored_counts)]
 
-    def _on_device_side(self, move) -> Batch:
-        return replace(self, images=move(self.images), boxes=move(self.boxes),
-                       batch_index=move(self.batch_index), labels=move(self.labels))
+    def room(self, i: int) -> np.ndarray:
+        """The memory uint8 [h,w,C] of the ith picture, on the host; clears the padding around it."""
+        height, width = self.image_sizes[i].tolist()
+        canvas = self.images[i].permute(1, 2, 0).numpy()
+        canvas[height:] = 0
+        canvas[:height, width:] = 0
+        return canvas[:height, :width]
 
 
 def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
@@ -106,22 +125,55 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
     for sample in samples:
         if isinstance(sample, Failure):
             return sample
-    counts = tuple(len(s.boxes) for s in samples)
-    height = -(-max(s.image.shape[0] for s in samples) // STRIDE) * STRIDE
-    width = -(-max(s.image.shape[1] for s in samples) // STRIDE) * STRIDE
-    channels = max(s.image.shape[2] for s in samples)  # grey ones beside RGB are repeated
-    images = torch.zeros(len(samples), height, width, channels, dtype=torch.uint8)
-    canvas = images.numpy()
-    for i, s in enumerate(samples):
-        canvas[i, : s.image.shape[0], : s.image.shape[1]] = s.image
-    return Batch(
-        images=images.permute(0, 3, 1, 2),
-        image_sizes=torch.tensor([s.image.shape[:2] for s in samples]),
-        boxes=torch.from_numpy(np.concatenate([s.boxes for s in samples])),
-        batch_index=torch.arange(len(samples)).repeat_interleave(torch.tensor(counts)),
-        labels=torch.from_numpy(np.concatenate([s.labels for s in samples])),
-        image_ids=torch.tensor([s.image_id for s in samples]),
-        original_sizes=torch.tensor([s.original_size for s in samples]),
-        box_counts=counts,
-        ignored_counts=tuple(int((s.labels == IGNORED).sum()) for s in samples),
+    batch = blank(
+        np.array([s.image.shape[:2] for s in samples]),
+        max(s.image.shape[2] for s in samples),  # grey ones beside RGB are repeated
+        np.concatenate([s.boxes for s in samples]),
+        np.concatenate([s.labels for s in samples]),
+        np.repeat(np.arange(len(samples)), [len(s.boxes) for s in samples]),
+        np.array([s.image_id for s in samples]),
+        np.array([s.original_size for s in samples]),
     )
+    for i, s in enumerate(samples):
+        batch.room(i)[:] = s.image
+    return batch
+
+
+def blank(
+    image_sizes: np.ndarray, channels: int, boxes: np.ndarray, labels: np.ndarray, batch_index: np.ndarray,
+    image_ids: np.ndarray, original_sizes: np.ndarray, empty: Callable[[int], torch.Tensor] | None = None,
+) -> Batch:
+    """A batch whose pictures are yet to be put into their `room`. The other arrays are a Batch's own, boxes in any order;
+    `empty` gives memory uint8 [n] for n bytes."""
+    order = np.lexsort((labels == IGNORED, batch_index))
+    boxes, index, labels = boxes[order], batch_index[order], labels[order]
+    height, width = (-(-int(side) // STRIDE) * STRIDE for side in image_sizes.max(0))
+    shape = (len(image_sizes), height, width, channels)
+    nbytes = _layout(shape, len(boxes))[-1][-1]
+    batch = Batch(
+        memory=empty(nbytes) if empty else torch.empty(nbytes, dtype=torch.uint8),
+        shape=shape,
+        image_sizes=torch.from_numpy(image_sizes),
+        image_ids=torch.from_numpy(image_ids),
+        original_sizes=torch.from_numpy(original_sizes),
+        box_counts=tuple(np.bincount(index, minlength=len(image_sizes)).tolist()),
+        ignored_counts=tuple(np.bincount(index[labels == IGNORED], minlength=len(image_sizes)).tolist()),
+        work_s=np.zeros((len(image_sizes), len(STAGES))),
+    )
+    for tensor, values in ((batch.boxes, boxes), (batch.batch_index, index), (batch.labels, labels)):
+        tensor.numpy()[:] = values
+    return batch
+
+
+def _layout(shape: tuple[int, int, int, int], boxes: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
+    """Type, shape, first and last byte of images, boxes, batch_index and labels in a batch's memory."""
+    parts, start = [], 0
+    for dtype, of in ((torch.uint8, shape), (torch.float32, (boxes, 4)), (torch.int64, (boxes,)), (torch.int64, (boxes,))):
+        end = start + math.prod(of) * dtype.itemsize
+        parts.append((dtype, of, start, end))
+        start = -(-end // _ALIGN) * _ALIGN
+    return parts
+
+
+def _received(memory: torch.Tensor, shape: tuple, host: tuple[np.ndarray, ...], *counts) -> Batch:
+    return Batch(memory, shape, *map(torch.from_numpy, host), *counts)

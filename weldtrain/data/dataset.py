@@ -1,24 +1,39 @@
-"""DetectionDataset: a row of the index becomes a sample at the model's scale.
+"""DetectionDataset: rows of the index become batches at the model's scale.
 
-What a sample looks like depends on `(seed, epoch, row)` alone: not on the worker, the batch, or what came before.
+What a sample looks like depends on `(seed, epoch, row, repeat)` alone: not on the worker, the batch, the cache, or what came
+before. A batch is first drafted, which needs no pixel, and then filled picture by picture, in any order and by any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from weldtrain.config import AugmentConfig, ModelConfig
-from weldtrain.data.augment import augment
-from weldtrain.data.batch import IGNORED, Failure, Sample
-from weldtrain.data.images import Window, resize, target_size
+from weldtrain.data import images
+from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes
+from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank
+from weldtrain.data.cache import PictureCache
+from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.sampler import Key
+
+
+class Draft(NamedTuple):
+    """A batch whose pictures are yet to be filled in, and what each is to be."""
+
+    batch: Batch
+    recipes: list[Recipe]
 
 
 class DetectionDataset(Dataset):
-    """Samples of one split. Keys are `(epoch, row)`, which is how the epoch reaches workers that outlive it."""
+    """Samples of one split. Keys are `(epoch, row, repeat)`, which is how the epoch reaches workers that outlive it."""
 
     def __init__(
         self,
@@ -36,36 +51,153 @@ class DetectionDataset(Dataset):
         """
         self.index = index
         self.rows = index.rows(split)
-        self.min_size, self.max_size, self.window = model.min_size, model.max_size, Window.of(model)
+        self.window = Window.of(model)
+        self.sizes = images.target_sizes(index.sizes, model.min_size, model.max_size)
         self.augment, self.seed = augment, seed
+        self._donors = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
+        self.cache: PictureCache | None = None
         self._labels = index.labels(classes)
+        self.watch(1, shared=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample | Failure:
+    def __getitems__(self, keys: Sequence[Key]) -> Batch | Failure:
+        """A whole batch: torch's loader asks for it at once."""
         try:
-            return self.load(*key)
+            return self.fetch(keys)
         except Exception as error:
             return Failure.of(error)
 
+    def fetch(self, keys: Sequence[Key]) -> Batch:
+        """The batch of samples `keys`. Raises DataError for an unreadable picture."""
+        draft = self.draft(keys)
+        for i in range(len(keys)):
+            self.fill(draft, i, self._worker)
+        return draft.batch
+
     def load(self, epoch: int, row: int) -> Sample:
-        """The sample of a row of the index in an epoch. Raises DataError for an unreadable picture."""
-        index, width_height = self.index, tuple(int(v) for v in self.index.sizes[row])
-        image = index.picture(row, self.window)
-        size = target_size(*width_height, self.min_size, self.max_size)
-        image = resize(image, size)
-        at = index.box_rows(row)
-        scale = np.divide(size, width_height, dtype=np.float32)
-        boxes = index.boxes[at] * np.tile(scale, 2)
-        if self.augment is not None:
-            image, boxes = augment(image, boxes, self.augment, np.random.default_rng((self.seed, epoch, row)))
-        labels = np.where(index.ignored(at), IGNORED, self.labels_of(at))
-        if (labels == IGNORED).any():
-            last = np.argsort(labels == IGNORED, kind="stable")
-            boxes, labels = boxes[last], labels[last]
-        return Sample(image, boxes, labels, int(row), width_height[::-1])
+        """One sample. Raises DataError for an unreadable picture."""
+        batch = self.fetch([(epoch, int(row), 0)])
+        (height, width), (original,) = batch.image_sizes[0].tolist(), batch.original_sizes.tolist()
+        image = batch.images[0].permute(1, 2, 0)[:height, :width].numpy()
+        return Sample(image, batch.boxes.numpy(), batch.labels.numpy(), int(row), tuple(original))
+
+    def draft(self, keys: Sequence[Key], empty: Callable[[int], torch.Tensor] | None = None) -> Draft:
+        """All of a batch but its pixels; `empty` gives memory uint8 [n] for n bytes."""
+        start = time.perf_counter()
+        index = self.index
+        rows = np.array([row for _, row, _ in keys])
+        made = recipes(self.augment, self.seed, keys, Pool(self.rows, self._donors, self.sizes, self._boxes))
+        shown = np.array([layer.row for recipe in made for layer in recipe.layers])
+        boxes, labels, owner = boxes_of(made, *self._boxes(shown), self.augment.min_visible if self.augment else 0.0)
+        batch = blank(
+            np.array([recipe.size[::-1] for recipe in made]),
+            1 if index.grey[shown].all() else 3,
+            boxes,
+            labels,
+            owner,
+            rows,
+            index.sizes[rows, ::-1].astype(np.int64),
+            empty,
+        )
+        batch.work_s[:, STAGES.index("assemble")] = (time.perf_counter() - start) / len(made)
+        return Draft(batch, made)
+
+    def fill(self, draft: Draft, i: int, worker: int = 0) -> None:
+        """Puts the ith picture into its place. Raises PictureError."""
+        recipe = draft.recipes[i]
+        laps = Laps(draft.batch.work_s[i])
+        out = draft.batch.room(i)
+        laps("assemble")
+        pictures = {}
+        for row in dict.fromkeys(layer.row for layer in recipe.layers):
+            self.reading[worker, 1] = row
+            pictures[row] = self._picture(row, laps)
+        self.reading[worker, 1] = -1
+        paint(pictures, recipe, out)
+        laps("augment")
+
+    def watch(self, workers: int, shared: bool) -> None:
+        """Notes from now on what each worker reads: `reading` int64 [workers,2] is its process and a row of the index, -1 for
+        none; in memory shared with worker processes, if `shared`."""
+        self._watched = torch.full((max(workers, 1), 2), -1)
+        if shared and workers:
+            self._watched.share_memory_()
+        self.reading, self._worker = self._watched.numpy(), 0
+
+    def watched_as(self, worker: int) -> None:
+        """Called in a worker process."""
+        self.reading, self._worker = self._watched.numpy(), worker
+        self.reading[worker, 0] = os.getpid()
+
+    def largest(self) -> tuple[int, int]:
+        """The width and the height in px that no sample of this split exceeds."""
+        width, height = self.sizes[self.rows].max(0).tolist()
+        if self.augment and self.augment.quarter_turns:
+            width = height = max(width, height)
+        return width, height
+
+    def shapes(self) -> np.ndarray:
+        """float64 [len(rows)], width over height; of pictures that may be turned, the longer side over the shorter."""
+        width, height = self.sizes[self.rows].T
+        turned = self.augment is not None and self.augment.quarter_turns > 0
+        return np.maximum(width, height) / np.minimum(width, height) if turned else width / height
+
+    def shown_by_class(self) -> list[np.ndarray]:
+        """For each class the positions in `rows` of the pictures that show it, ignored boxes aside."""
+        index = self.index
+        position = np.full(len(index), -1)
+        position[self.rows] = np.arange(len(self.rows))
+        owner = np.repeat(position, np.diff(index.box_offsets))
+        labels = np.where(index.ignored(slice(None)), 0, self.labels_of(slice(None)))
+        return [np.unique(owner[(labels == label) & (owner >= 0)]) for label in np.unique(self._labels)]
 
     def labels_of(self, boxes: slice | np.ndarray) -> np.ndarray:
         """int64 labels, 1 for the first class, of rows of `index.boxes`."""
         return self._labels[self.index.name_ids[boxes]]
+
+    def _boxes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How many boxes each row has, and of all of them the boxes at the model's scale and the labels."""
+        index = self.index
+        first, counts = index.box_offsets[rows], index.box_offsets[rows + 1] - index.box_offsets[rows]
+        at = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        scale = (self.sizes[rows] / index.sizes[rows]).astype(np.float32)
+        boxes = index.boxes[at] * np.tile(np.repeat(scale, counts, 0), 2)
+        return counts, boxes, np.where(index.ignored(at), IGNORED, self.labels_of(at))
+
+    def _picture(self, row: int, laps: Laps) -> np.ndarray:
+        """uint8 [h,w,C] at the model's scale, possibly read-only."""
+        if self.cache is not None and (kept := self.cache.get(row)) is not None:
+            laps("cache")
+            return kept
+        picture = self.decoded(row, laps)
+        if self.cache is not None:
+            picture = self.cache.put(row, picture)
+            laps("cache")
+        return picture
+
+    def decoded(self, row: int, laps: Callable[[str], None] = lambda stage: None) -> np.ndarray:
+        """uint8 [h,w,C], a picture from its file, at the model's scale. Raises PictureError."""
+        path = self.index.root / self.index.path(row)
+        size, wanted = tuple(self.index.sizes[row].tolist()), tuple(self.sizes[row].tolist())
+        data = images.read_bytes(path)
+        laps("read")
+        whole = images.decode(data, path, size, bool(self.index.grey[row]), self.window, wanted)
+        laps("decode")
+        picture = images.resize(whole, wanted)
+        laps("resize")
+        return picture
+
+
+class Laps:
+    """Adds the seconds since it was last asked to the stage that they were spent on."""
+
+    def __init__(self, seconds: np.ndarray) -> None:
+        """seconds float [6], by STAGES."""
+        self._seconds, self._mark_s = seconds, time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        now = time.perf_counter()
+        self._seconds[STAGES.index(stage)] += now - self._mark_s
+        self._mark_s = now

@@ -3,7 +3,9 @@
 The rule, the same in training, evaluation and prediction: EXIF orientation is applied; a file of one channel stays
 so until it is on the device, where it becomes three equal ones; palettes become RGB; alpha is dropped, the colours
 below it stay; CMYK is converted; of several pages the first is taken; 16-bit pictures are windowed linearly to
-0..255, from percentiles of their own or from fixed levels, so that a 12-bit radiograph shows its contrast.
+0..255, from percentiles of their own or from fixed levels, so that a 12-bit radiograph shows its contrast. A JPEG of
+which at most half, a quarter or an eighth is wanted is decoded at that scale, which its DCT allows; what then remains
+is an area average where it shrinks by two or more, else bilinear.
 """
 
 from __future__ import annotations
@@ -34,10 +36,20 @@ class Window(NamedTuple):
 
     def apply(self, image: np.ndarray) -> np.ndarray:
         """uint16 of any shape to uint8, linear between the two bounds and flat beyond them."""
-        low, high = self.levels or np.percentile(image, self.percentiles)
+        low, high = self.levels or _percentiles(image, self.percentiles)
         high = max(high, low + 1.0)
         scale = 255.0 / (high - low)
-        return cv2.convertScaleAbs(np.clip(image, low, high).astype(np.float32), alpha=scale, beta=-low * scale)
+        shown = np.clip(np.arange(65536), low, high).astype(np.float32)  # of every grey there is, then looked up
+        return cv2.convertScaleAbs(shown, alpha=scale, beta=-low * scale).ravel()[image]
+
+
+def _percentiles(image: np.ndarray, shares: tuple[float, float]) -> np.ndarray:
+    """np.percentile of uint16, from counts instead of a sort: a sixth of the time."""
+    up_to = np.cumsum(np.bincount(image.ravel(), minlength=65536))
+    place = np.asarray(shares) / 100 * (image.size - 1)
+    below = np.floor(place)
+    low, high = (np.searchsorted(up_to, np.minimum(at, image.size - 1), "right") for at in (below, below + 1))
+    return low + (high - low) * (place - below)
 
 
 def read_image(
@@ -48,30 +60,67 @@ def read_image(
     `size` (width, height in px) and `grey` are what its header said. Raises PictureError for a file that is no whole
     picture, or is not of that size.
     """
+    return decode(read_bytes(path), path, size, grey, window)
+
+
+def read_bytes(path: Path) -> np.ndarray:
+    """uint8 [n], the file. Raises PictureError if it cannot be read, is empty, or is a JPEG without an end."""
     try:
         data = np.fromfile(path, np.uint8)  # imread would not find names outside the locale on every system
     except OSError as e:
         raise unreadable(path, e.strerror) from None
     if len(data) == 0:
         raise unreadable(path)
-    if data[:2].tobytes() == b"\xff\xd8" and not has_jpeg_end(data[-JPEG_TAIL_BYTES:].tobytes()):
+    if _is_jpeg(data) and not has_jpeg_end(data[-JPEG_TAIL_BYTES:].tobytes()):
         # Some releases of OpenCV fill the missing part with grey and say nothing.
         raise cut_off(path)
-    # Not IMREAD_COLOR_RGB: OpenCV 5.0 turns 16-bit colour TIFFs into noise with it.
+    return data
+
+
+def decode(
+    data: np.ndarray, path: Path, size: tuple[int, int] | None = None, grey: bool | None = None, window: Window | None = None,
+    wanted: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """The picture in `data`, as `read_image` gives it; where only `wanted` (width, height) of it is, perhaps reduced.
+
+    A JPEG then has the smallest of its whole, half, quarter and eighth that is not below `wanted`, rounded up.
+    """
+    is_jpeg = _is_jpeg(data)
+    reduce = reduction(size, wanted) if is_jpeg and size and wanted else 1
     kind = cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR if grey is False else cv2.IMREAD_ANYCOLOR
+    if is_jpeg and grey is False:
+        # Free in a JPEG's decoder. Not for others: OpenCV 5.0 turns 16-bit colour TIFFs into noise with it.
+        kind = cv2.IMREAD_COLOR_RGB
+    if reduce > 1:
+        # The flags of reduced scales do not go with that of any depth, which a JPEG of 8 bit does not need.
+        kind = {2: 16, 4: 32, 8: 64}[reduce] | (0 if grey else cv2.IMREAD_COLOR_RGB)
+    else:
+        kind |= cv2.IMREAD_ANYDEPTH
     try:
-        image = cv2.imdecode(data, kind | cv2.IMREAD_ANYDEPTH)
+        image = cv2.imdecode(data, kind)
     except cv2.error as e:
         raise unreadable(path, e.err or e.msg) from None
     if image is None:
         raise unreadable(path, "damaged, or of a kind OpenCV does not decode")
-    image = image[:, :, None] if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    if image.ndim == 2:
+        image = image[:, :, None]
+    elif not kind & cv2.IMREAD_COLOR_RGB:
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     if image.dtype not in (np.uint8, np.uint16):
         raise PictureError(f"has {image.dtype} pixels", path, "only 8 and 16 bits have a defined range: convert it")
-    if size is not None and (image.shape[1], image.shape[0]) != tuple(size):
-        raise PictureError(f"decodes to {image.shape[1]}x{image.shape[0]}, its header says {size[0]}x{size[1]}", path,
-                           "it was replaced during the run, or its orientation tag is not understood: save it upright")
+    if size is not None and (image.shape[1], image.shape[0]) != (-(-size[0] // reduce), -(-size[1] // reduce)):
+        raise PictureError(f"decodes to {image.shape[1] * reduce}x{image.shape[0] * reduce}, its header says {size[0]}x{size[1]}",
+                           path, "it was replaced during the run, or its orientation tag is not understood: save it upright")
     return (window or Window()).apply(image).reshape(image.shape) if image.dtype == np.uint16 else image
+
+
+def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
+    """1, 2, 4 or 8: by how much a JPEG of `size` may be reduced in decoding and not fall below `wanted` on either side."""
+    return next(k for k in (8, 4, 2, 1) if k == 1 or all(-(-s // k) >= w for s, w in zip(size, wanted)))
+
+
+def _is_jpeg(data: np.ndarray) -> bool:
+    return data[:2].tobytes() == b"\xff\xd8"
 
 
 def target_size(width: int, height: int, min_size: int, max_size: int) -> tuple[int, int]:
@@ -83,10 +132,16 @@ def target_size(width: int, height: int, min_size: int, max_size: int) -> tuple[
     return max(1, int(width * scale)), max(1, int(height * scale))
 
 
+def target_sizes(sizes: np.ndarray, min_size: int, max_size: int) -> np.ndarray:
+    """int64 [n,2]: `target_size` of each row of sizes [n,2]."""
+    scale = np.minimum(min_size / sizes.min(1), max_size / sizes.max(1))
+    return np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
+
+
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """uint8 [H,W,C] to `size` (width, height): area average where it shrinks, bilinear where it grows."""
+    """uint8 [H,W,C] to `size` (width, height): area average where it shrinks by two or more, else bilinear."""
     if (image.shape[1], image.shape[0]) == size:
         return image
-    shrinks = size[0] < image.shape[1]
-    resized = cv2.resize(image, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    much = image.shape[1] >= 2 * size[0] or image.shape[0] >= 2 * size[1]
+    resized = cv2.resize(image, size, interpolation=cv2.INTER_AREA if much else cv2.INTER_LINEAR)
     return resized.reshape(size[1], size[0], image.shape[2])  # OpenCV drops a single channel

@@ -44,6 +44,7 @@ from weldtrain.formats.record import (
 )
 from weldtrain.formats.splits import settle_splits
 from weldtrain.telemetry.console import followed
+from weldtrain.telemetry.machine import usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -293,11 +294,6 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
     header = {"root": str(dataset.root), "stamp": stamp_before, "format": reader.dataset.format, "names": names,
               "splits": splits, "classes": reader.classes, "findings": findings + more}
     return header, arrays
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _flatten_in_parallel(reader: Reader, what: str) -> list[dict]:

@@ -1,40 +1,46 @@
-"""The loader: torch's DataLoader with every setting of the article's section 3 decided, checked and explained."""
+"""The loader: threads, or torch's worker processes; every setting of the article's section 3 decided, checked, explained."""
 
 from __future__ import annotations
 
-import logging
 import os
+import re
 import shutil
 import signal
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
-import psutil
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from weldtrain.config import LoaderConfig
-from weldtrain.data.batch import STRIDE, Batch, Failure, collate
+from weldtrain.data.batch import STRIDE, Batch, Failure
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.images import target_size
-from weldtrain.data.index import usable_cores
-from weldtrain.data.sampler import EpochSampler
+from weldtrain.data.sampler import Order, balancing, repeat_factors
+from weldtrain.data.threads import ThreadStream
 from weldtrain.errors import ConfigError, DataError, TrainingError
+from weldtrain.telemetry.machine import memory_available, usable_cores
 
-log = logging.getLogger(__name__)
+# Its warning of more workers than cores comes at every start; `plan` has a note of it.
+warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 AUTO_WORKERS_AT_MOST = 8
+AUTO_PREFETCH = 2
 # Pinned pages are taken from every other program; beyond this share of free memory they do harm.
 PINNED_SHARE = 0.25
+# Batches in hand may take this share of free memory.
+AHEAD_SHARE = 0.5
 SHM = "/dev/shm"
 _TARGET_BYTES = 64 * 1024
+_FILES_BESIDE = 128  # that a run has open besides those of batches
 
 
 @dataclass
 class Plan:
-    """What DataLoader is given, and why where a setting was decided or dropped here."""
+    """How batches are loaded, and why where a setting was decided or dropped here."""
 
+    workers: str  # thread or process; with num_workers=0 the training process itself
     num_workers: int
     pin_memory: bool
     persistent_workers: bool
@@ -45,89 +51,147 @@ class Plan:
 
 
 class Loader:
-    """Iterates over batches of one epoch; `set_epoch` reaches workers that outlive it. Errors keep type and text.
+    """Iterates over batches of one epoch; `set_epoch` says of which. Errors keep type and text.
 
-    An epoch's first batch includes starting the workers, where they are not there yet.
+    Workers outlive the epoch, and while its last batches are used they are at the next one's first: there is no gap.
     """
 
-    def __init__(self, dataset: DetectionDataset, sampler: EpochSampler, plan: Plan, batch_size: int, drop_last: bool) -> None:
-        self.dataset, self.plan, self._sampler = dataset, plan, sampler
-        self._loader = DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            num_workers=plan.num_workers,
-            collate_fn=collate,
-            pin_memory=plan.pin_memory,
-            drop_last=drop_last,
-            timeout=plan.timeout_s,
-            worker_init_fn=_init_worker,
-            multiprocessing_context=plan.multiprocessing_context,
-            persistent_workers=plan.persistent_workers,
-            prefetch_factor=plan.prefetch_factor,
-        )
+    def __init__(self, dataset: DetectionDataset, order: Order, settled: Plan, until: int | None = None) -> None:
+        """`until` is the number of epochs, after which nothing is loaded ahead; None if it is not known."""
+        self.dataset, self.order, self.plan, self._until = dataset, order, settled, until
+        self._at = (0, 0)  # the epoch and batch that comes next
+        self._stream: Iterator[Batch | Failure] | None = None
+        self._stream_at = (-1, -1)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.order)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order and the random states of the samples that the next iteration yields."""
-        self._sampler.epoch = epoch
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """The next iteration yields this epoch's batches from the `start`th on."""
+        self._at = (epoch, start)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._stream is None or self._stream_at != self._at:
+            self.close()
+            self._stream, self._stream_at = self._open(*self._at), self._at
+        epoch, start = self._at
+        ended = False
         try:
-            for batch in self._loader:
+            for i in range(start, len(self)):
+                batch = next(self._stream)
                 if isinstance(batch, Failure):
                     batch.reraise()
+                ended = i + 1 == len(self)  # whether or not the next one is asked for
+                self._at = self._stream_at = (epoch + 1, 0) if ended else (epoch, i + 1)
                 yield batch
-        except RuntimeError as e:
+        except (RuntimeError, TimeoutError) as e:
             raise self._explained(e) from e
+        finally:
+            if not (ended and self.plan.persistent_workers):
+                self.close()
 
-    def _explained(self, error: RuntimeError) -> Exception:
-        text = str(error)
-        if "timed out" in text:
-            room = f"; {SHM} has {shutil.disk_usage(SHM).free >> 20} MB free" if os.path.isdir(SHM) else ""
+    @property
+    def ready(self) -> int | None:
+        """How many batches wait to be taken; None where that cannot be known."""
+        return self._stream.ready if isinstance(self._stream, ThreadStream) else None
+
+    def close(self) -> None:
+        """Ends threads and worker processes. Another iteration starts them anew."""
+        stream, self._stream = self._stream, None
+        if isinstance(stream, ThreadStream):
+            stream.close()
+        elif stream is not None and hasattr(stream, "_shutdown_workers"):
+            stream._shutdown_workers()  # what torch does when the iterator is collected, which a traceback may delay
+
+    def _open(self, epoch: int, start: int) -> Iterator[Batch | Failure]:
+        settled = self.plan
+        until = epoch + 1
+        if settled.persistent_workers:
+            until = None if self._until is None else max(until, self._until)
+        keys = self.order.epochs(epoch, start, until)
+        self.dataset.watch(settled.num_workers, shared=settled.workers == "process")
+        if settled.workers == "thread" and settled.num_workers:
+            return ThreadStream(self.dataset, keys, settled.num_workers, settled.num_workers * settled.prefetch_factor,
+                                settled.timeout_s, settled.pin_memory)
+        return iter(DataLoader(
+            self.dataset,
+            batch_sampler=_Keys(keys),
+            num_workers=settled.num_workers,
+            collate_fn=_as_it_is,
+            pin_memory=settled.pin_memory,
+            timeout=settled.timeout_s,
+            worker_init_fn=_init_worker,
+            multiprocessing_context=settled.multiprocessing_context,
+            prefetch_factor=settled.prefetch_factor,
+        ))
+
+    def _explained(self, error: Exception) -> Exception:
+        text = " ".join(str(error).split())
+        if isinstance(error, TimeoutError) or "timed out" in text:
+            room = ""
+            if self.plan.workers == "process" and os.path.isdir(SHM):
+                room = f"; {SHM} has {shutil.disk_usage(SHM).free >> 20} MB free"
             return TrainingError(
-                f"no batch came from the workers within {self.plan.timeout_s:g} s{room}", "loader.timeout_s",
+                f"no batch came from the workers within {self.plan.timeout_s:g} s{self._were_reading()}{room}",
+                "loader.timeout_s",
                 "slow storage: raise it; full shared memory: fewer workers, a smaller batch or a larger --shm-size",
             )
         if "exited unexpectedly" in text or "killed by signal" in text:
             return TrainingError(
-                f"a loader worker died ({' '.join(text.split())})", "loader.num_workers",
+                f"a loader worker died ({text}){self._were_reading(text)}", "loader.num_workers",
                 "out of memory or shared memory: fewer workers or a smaller batch; loader=simple shows the cause",
             )
         return error
 
+    def _were_reading(self, text: str = "") -> str:
+        """The pictures that workers have begun and not ended: of those whose process a message names, if it does."""
+        pids = {int(number) for number in re.findall(r"\d+", text)}
+        begun = [(pid, row) for pid, row in self.dataset.reading.tolist() if row >= 0]
+        begun = [(pid, row) for pid, row in begun if pid in pids] or begun
+        names = ", ".join(self.dataset.index.path(row) for _, row in begun[:8])
+        return f" while reading {names}" if names else ""
 
-def training_loader(dataset: DetectionDataset, cfg: LoaderConfig, device: torch.device, seed: int) -> Loader:
-    """The loader of a training run. Raises DataError where there are too few pictures for one batch."""
-    batches = len(dataset) // cfg.batch_size if cfg.drop_last else -(-len(dataset) // cfg.batch_size)
-    if batches == 0:
+
+def training_loader(
+    dataset: DetectionDataset, cfg: LoaderConfig, device: torch.device, seed: int, epochs: int | None = None
+) -> Loader:
+    """The loader of a training run; its plan's notes say what was decided for it.
+
+    Raises DataError where there are too few pictures for one batch.
+    """
+    expected = None
+    if cfg.sampling != "uniform":
+        shown = dataset.shown_by_class()
+        expected = (balancing(shown, len(dataset)) if cfg.sampling == "balanced"
+                    else repeat_factors(shown, len(dataset), cfg.repeat_threshold))
+    shapes = dataset.shapes() if cfg.group_by_aspect else None
+    order = Order(dataset.rows, cfg.batch_size, shuffle=cfg.shuffle, drop_last=cfg.drop_last, seed=seed, expected=expected,
+                  shapes=shapes)
+    if not len(order):
         raise DataError(f"{len(dataset)} training pictures do not fill one batch of {cfg.batch_size}", "loader.batch_size",
                         "lower it, or set loader.drop_last=false")
-    settled = plan(cfg, device, batches, batch_bytes(dataset, cfg.batch_size))
-    for note in settled.notes:
-        log.info(note)
-    sampler = EpochSampler(dataset.rows, shuffle=cfg.shuffle, seed=seed)
-    return Loader(dataset, sampler, settled, cfg.batch_size, cfg.drop_last)
+    settled = plan(cfg, device, len(order), batch_bytes(dataset, cfg.batch_size))
+    return Loader(dataset, order, settled, epochs)
 
 
 def evaluation_loader(dataset: DetectionDataset, cfg: LoaderConfig, batch_size: int, device: torch.device) -> Loader:
     """Every picture once, in path order. Its workers end with each evaluation, so that none idle during training."""
-    batches = -(-len(dataset) // batch_size)
-    settled = plan(cfg, device, batches, batch_bytes(dataset, batch_size))
-    settled.persistent_workers = False
-    return Loader(dataset, EpochSampler(dataset.rows, shuffle=False), settled, batch_size, drop_last=False)
+    order = Order(dataset.rows, batch_size, shuffle=False)
+    settled = replace(plan(cfg, device, len(order), batch_bytes(dataset, batch_size)), persistent_workers=False)
+    return Loader(dataset, order, settled)
 
 
 def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch: int) -> Plan:
     """The settings that apply on this machine to an epoch of `batches`, with the rule behind each decision."""
     cores = usable_cores()
     notes = []
+    kind = cfg.workers
+    if kind == "auto":
+        kind = "process" if cfg.multiprocessing_context else "thread"
     if cfg.num_workers == "auto":
-        # One core is the training process's own. More than eight rarely help and cost memory each.
-        workers = min(max(1, cores - 1), AUTO_WORKERS_AT_MOST)
-        notes.append(f"loader.num_workers=auto: {min(workers, batches)} ({cores} usable cores)")
+        # Of processes one core less, which is the training process's own. More than eight rarely help and cost memory each.
+        workers = min(max(1, cores - (kind == "process")), AUTO_WORKERS_AT_MOST)
+        notes.append(f"loader.num_workers=auto: {min(workers, batches)} of kind {kind} ({cores} usable cores)")
     else:
         workers = int(cfg.num_workers)
         if workers > 2 * cores:
@@ -136,14 +200,18 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
         if cfg.num_workers != "auto":
             notes.append(f"loader.num_workers={workers} for {batches} batches: {batches} are started")
         workers = batches
-    prefetch = cfg.prefetch_factor
-    workers, prefetch = _fit_shared_memory(workers, prefetch, bytes_per_batch, notes)
+    prefetch = AUTO_PREFETCH if cfg.prefetch_factor == "auto" else int(cfg.prefetch_factor)
+    if kind == "process":
+        workers, prefetch = _fit_shared_memory(workers, prefetch, bytes_per_batch, notes)
+        _allow_files(workers * prefetch, notes)
+    prefetch = _fit_memory(workers, prefetch, bytes_per_batch, notes)
     pin, why = _pin(cfg.pin_memory, device, workers, workers * prefetch * bytes_per_batch)
     notes.append(f"loader.pin_memory={str(cfg.pin_memory).lower()}: {'on' if pin else 'off'}, {why}")
-    context = cfg.multiprocessing_context if workers else None
+    context = cfg.multiprocessing_context if workers and kind == "process" else None
     if context and context not in torch.multiprocessing.get_all_start_methods():
         raise ConfigError(f"this system has no '{context}'", "loader.multiprocessing_context", "leave it null")
     return Plan(
+        workers=kind,
         num_workers=workers,
         pin_memory=pin,
         persistent_workers=cfg.persistent_workers and workers > 0,
@@ -156,10 +224,7 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
 
 def batch_bytes(dataset: DetectionDataset, batch_size: int) -> int:
     """Bytes of the largest batch of pictures that can come: all of the largest padded size."""
-    sizes = {tuple(s) for s in dataset.index.sizes[dataset.rows].tolist()}
-    scaled = [target_size(w, h, dataset.min_size, dataset.max_size) for w, h in sizes]
-    width = -(-max(w for w, _ in scaled) // STRIDE) * STRIDE
-    height = -(-max(h for _, h in scaled) // STRIDE) * STRIDE
+    width, height = (int(-(-side // STRIDE) * STRIDE) for side in dataset.largest())
     return batch_size * (1 if dataset.index.grey[dataset.rows].all() else 3) * width * height
 
 
@@ -171,7 +236,7 @@ def _pin(wanted: bool | str, device: torch.device, workers: int, pinned_bytes: i
         return bool(wanted), "as set"
     if workers == 0:
         return False, "no workers: the main process would wait for the pinning copy itself"
-    free = psutil.virtual_memory().available
+    free = memory_available()
     if pinned_bytes > PINNED_SHARE * free:
         return False, f"{pinned_bytes >> 20} MB in flight is too much of the {free >> 20} MB of free memory"
     return True, "batches go from workers to CUDA"
@@ -194,6 +259,51 @@ def _fit_shared_memory(workers: int, prefetch: int, bytes_per_batch: int, notes:
     return fitting, max(1, fits // fitting) if fitting else prefetch
 
 
+def _fit_memory(workers: int, prefetch: int, bytes_per_batch: int, notes: list[str]) -> int:
+    """Fewer batches ahead where memory would not hold them."""
+    free = memory_available()
+    fits = int(AHEAD_SHARE * free) // bytes_per_batch
+    if not workers or workers * prefetch <= fits:
+        return prefetch
+    fewer = max(1, fits // workers)
+    if fewer < prefetch:
+        notes.append(f"{free / 2**30:.1f} GB of free memory, a batch takes {bytes_per_batch / 2**30:.2f} GB: "
+                     f"loader.prefetch_factor={fewer} instead of {prefetch} for {workers} workers")
+    return fewer
+
+
+def _allow_files(batches: int, notes: list[str]) -> None:
+    """Raises this process's limit of open files, of which a batch from another process takes one."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * batches + _FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        reached = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
+        notes.append(f"{wanted} files may be open at once, the limit was {soft}: raised to {reached}"
+                     + "; fewer workers if that fails (ulimit -n)" * (reached < wanted))
+
+
+class _Keys:
+    """The keys of all batches to come, as torch's loader wants to be given them."""
+
+    def __init__(self, keys: Iterator[list[tuple[int, int, int]]]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        return self._keys
+
+    def __reduce__(self) -> tuple:
+        return _Keys, (iter(()),)  # a worker is sent its keys, batch by batch
+
+
+def _as_it_is(batch: Batch | Failure) -> Batch | Failure:
+    return batch
+
+
 def _init_worker(worker_id: int) -> None:
     # The main process decides about Ctrl-C; a worker that also reacts prints a page of traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -202,3 +312,4 @@ def _init_worker(worker_id: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    get_worker_info().dataset.watched_as(worker_id)

@@ -1,23 +1,116 @@
-"""EpochSampler: the order of samples, a function of `(seed, epoch)` alone."""
+"""Order: which pictures make up each batch of each epoch, a function of `(seed, epoch)` alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from torch.utils.data import Sampler
+
+Key = tuple[int, int, int]  # (epoch, row, repeat): all that a sample depends on, besides the seed
 
 
-class EpochSampler(Sampler[tuple[int, int]]):
-    """Yields `(epoch, row)` for every row once, shuffled anew each epoch or in their own order."""
+class Order:
+    """The batches of any epoch, of the same number in each; `share` says which of how many ranks' they are.
 
-    def __init__(self, rows: np.ndarray, *, shuffle: bool, seed: int = 0) -> None:
-        self.rows, self.shuffle, self.seed = rows, shuffle, seed
-        self.epoch = 0
+    Every rank's batches together are those of one process with the larger batch.
+    """
+
+    def __init__(
+        self, rows: np.ndarray, batch_size: int, *, shuffle: bool, drop_last: bool = False, seed: int = 0,
+        expected: np.ndarray | None = None, shapes: np.ndarray | None = None, share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """rows int64 [n] of the index. `expected` float [n] is how often each shall come in an epoch on average, by default
+        once; `shapes` float [n] are aspect ratios by which batches are put together, by default regardless of them."""
+        self.rows, self.batch_size, self.shuffle, self.drop_last, self.seed = rows, batch_size, shuffle, drop_last, seed
+        self.share = share
+        self._total = len(rows) if expected is None else round(float(expected.sum()))
+        self._expected = None if expected is None else expected * (self._total / expected.sum())
+        self._groups = None if shapes is None else _aspect_groups(shapes)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        """Batches of an epoch, for each rank."""
+        together = self.batch_size * self.share[1]
+        return self._total // together if self.drop_last else -(-self._total // together)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        rows = np.random.default_rng((self.seed, self.epoch)).permutation(self.rows) if self.shuffle else self.rows
-        return ((self.epoch, int(row)) for row in rows)
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[Key]]:
+        """The keys of each batch of an epoch from the `start`th on."""
+        rng = np.random.default_rng((self.seed, epoch))
+        picks = rng.permutation(len(self.rows)) if self.shuffle else np.arange(len(self.rows))
+        repeats = np.zeros(len(picks), np.int64)
+        if self._expected is not None:
+            picks, repeats = self._repeated(picks, rng)
+        rank, ranks = self.share
+        together = self.batch_size * ranks
+        if self._groups is not None:
+            if self.drop_last:  # by chance, and not what fills no batch of its own shape
+                picks = picks[: len(self) * together]
+            by_group = self._grouped(picks)
+            picks, repeats = picks[by_group], repeats[by_group]
+        rows = self.rows[picks]
+        for i in range(start, len(self)):
+            part = slice(i * together + rank, min((i + 1) * together, len(rows)), ranks)
+            yield [(epoch, row, repeat) for row, repeat in zip(rows[part].tolist(), repeats[part].tolist())]
+
+    def epochs(self, epoch: int, start: int = 0, until: int | None = None) -> Iterator[list[Key]]:
+        """The keys of all batches from the `start`th of `epoch` on, to the end of the epoch before `until`, or for ever."""
+        while until is None or epoch < until:
+            yield from self.batches(epoch, start)
+            epoch, start = epoch + 1, 0
+
+    def _repeated(self, picks: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Each pick as often as expected, rounded up or down so that the sum is exact: systematic sampling (Madow 1949)."""
+        ends = np.cumsum(self._expected[picks])
+        ends *= self._total / ends[-1]
+        ends[-1] = self._total
+        times = np.diff(np.floor(ends + rng.random() * (1 - 1e-9)), prepend=0).astype(np.int64)
+        times[-1] += self._total - times.sum()
+        repeated = np.repeat(picks, times)
+        repeats = np.arange(len(repeated)) - np.repeat(np.cumsum(times) - times, times)
+        mixed = rng.permutation(len(repeated)) if self.shuffle else np.arange(len(repeated))
+        return repeated[mixed], repeats[mixed]
+
+    def _grouped(self, picks: np.ndarray) -> np.ndarray:
+        """The same picks in an order in which batches hold one group: a batch stands where its group filled it.
+
+        What fills none comes at the end, group by group, and is shared out among mixed batches.
+        """
+        together = self.batch_size * self.share[1]
+        groups = self._groups[picks]
+        full, rest = [], []
+        for group in np.unique(groups):
+            places = np.flatnonzero(groups == group)
+            whole = len(places) // together * together
+            full += list(places[:whole].reshape(-1, together))
+            rest.append(places[whole:])
+        full.sort(key=lambda places: places[-1])
+        return np.concatenate([picks[:0], *full, *rest])
+
+
+def repeat_factors(classes: Sequence[np.ndarray], count: int, threshold: float) -> np.ndarray:
+    """float64 [count]: how often each picture comes in an epoch so that rare defects come more often.
+
+    `classes` holds for each class the positions of the pictures that show it. max(1, sqrt(threshold / f)), where f is the
+    share of pictures that show the rarest class of the picture (Gupta, Dollár, Girshick 2019, LVIS, section 5).
+    """
+    factors = np.ones(count)
+    for shown in classes:
+        if len(shown):
+            factors[shown] = np.maximum(factors[shown], np.sqrt(threshold * count / len(shown)))
+    return factors
+
+
+def balancing(classes: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """float64 [count] of sum `count`: each class's pictures, and those without defects, come equally often.
+
+    A picture that shows several classes counts as one of its rarest.
+    """
+    share = np.zeros(count)
+    for shown in [np.setdiff1d(np.arange(count), np.concatenate([[], *classes])), *classes]:
+        if len(shown):
+            share[shown] = np.maximum(share[shown], 1 / len(shown))
+    return share * (count / share.sum())
+
+
+def _aspect_groups(shapes: np.ndarray) -> np.ndarray:
+    """Portrait or landscape, and how elongated: steps of a factor 1.5."""
+    return np.rint(np.log(shapes) / np.log(1.5)).astype(np.int64)

@@ -20,6 +20,11 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted, torch.cuda.current_device()) if wanted == "cuda" else torch.device(wanted)
 
 
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the kind of another device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The type that convolutions and products compute in; None for plain fp32. Raises ConfigError for fp16 on a CPU."""
     if precision == "auto":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from weldtrain.data.batch import Batch
+from weldtrain.data.batch import STAGES, Batch
 from weldtrain.data.loader import Loader
 from weldtrain.telemetry.clock import StepClock
 
@@ -23,6 +23,7 @@ def device_batches(loader: Loader, device: torch.device, clock: StepClock) -> It
             batch = next(batches, None)
         if batch is None:
             return
+        clock.took(len(batch), dict(zip(STAGES, batch.work_s.sum(0).tolist())), loader.ready)
         if side is None:
             with clock.copy():
                 batch = batch.to(device)

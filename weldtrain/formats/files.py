@@ -202,11 +202,11 @@ def stamp_files(paths: Iterable[Path]) -> str:
     for path in paths:
         digest.update(os.fsencode(path) + b"\0")
         if path.is_dir():
-            found = sorted((name, _status(entry)) for name, entry in _walk(str(path)) if name.lower().endswith(DATA_SUFFIXES))
+            found = sorted((name, state_of(entry)) for name, entry in _walk(str(path)) if name.lower().endswith(DATA_SUFFIXES))
             digest.update(os.fsencode("\0".join(name for name, _ in found)))
             digest.update(b"".join(status for _, status in found))
         elif path.exists():
-            digest.update(_status(path))
+            digest.update(state_of(path))
     return digest.hexdigest()
 
 
@@ -215,7 +215,8 @@ def list_files(folder: Path) -> list[str]:
     return sorted(name for name, _ in _walk(str(folder)))
 
 
-def _status(file: os.DirEntry[str] | Path) -> bytes:
+def state_of(file: os.DirEntry[str] | Path) -> bytes:
+    """Size, times of change and inode of a file, in 32 bytes: zeros for what is not there."""
     try:
         st = file.stat()
     except OSError:  # a link that leads nowhere is a state too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -10,8 +11,9 @@ from weldtrain.config import Config, section
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index
 from weldtrain.data.loader import evaluation_loader
+from weldtrain.data.tuned import tuned, tuned_file
 from weldtrain.engine import checkpoint
-from weldtrain.engine.device import autocast_dtype, choose_device
+from weldtrain.engine.device import autocast_dtype, choose_device, device_name
 from weldtrain.engine.evaluator import evaluate, tagged
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry.console import ap_table
@@ -36,7 +38,8 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     model = build_detector(model_cfg, len(classes))
     model.load_state_dict(state["model"])
     model.to(device, memory_format=torch.channels_last)
-    loader = evaluation_loader(dataset, cfg.loader, cfg.evaluate.batch_size, device)
+    settings = tuned(cfg.loader, tuned_file(replace(cfg, model=model_cfg), index, device_name(device)))
+    loader = evaluation_loader(dataset, settings, cfg.evaluate.batch_size, device)
     metrics = evaluate(model, loader, classes, cfg.evaluate, device, autocast_dtype(trainer_cfg.precision, device))
 
     epoch = state["epoch"]

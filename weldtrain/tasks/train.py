@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import shlex
 import time
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from weldtrain.config import Config
 from weldtrain.data.audit import label_findings, survival, survival_findings
+from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index
 from weldtrain.data.loader import evaluation_loader, training_loader
-from weldtrain.engine.device import autocast_dtype, choose_device
+from weldtrain.data.tuned import tuned, tuned_file
+from weldtrain.engine.device import autocast_dtype, choose_device, device_name
 from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.trainer import Trainer
 from weldtrain.errors import DataError
@@ -47,8 +53,17 @@ def run(cfg: Config, record: RunRecord) -> float | None:
         log.info("%s: %s", split, index.describe(split))
     for line in summary([*label_findings(index, cfg), *survival_findings(survival(index, cfg.model), cfg.model)]):
         log.warning(line)
-    loader = training_loader(train_set, cfg.loader, device, cfg.seed)
+    cfg = replace(cfg, loader=tuned(cfg.loader, tuned_file(cfg, index, device_name(device))))
+    loader = training_loader(train_set, cfg.loader, device, cfg.seed, cfg.trainer.epochs)
     val_loader = evaluation_loader(val_set, cfg.loader, cfg.evaluate.batch_size, device)
+    epochs = min(cfg.trainer.epochs, -(-(cfg.trainer.max_steps or math.inf) // len(loader)))
+    train_set.cache, why = open_cache(
+        cfg.loader, index, train_set.sizes, train_set.window, cfg.cache_dir, rows=np.concatenate([train_set.rows, val_set.rows]),
+        passes=epochs, workers=loader.plan.num_workers, decoded=train_set.decoded,
+    )
+    val_set.cache = train_set.cache
+    for note in dict.fromkeys([*loader.plan.notes, *val_loader.plan.notes, why]):
+        log.info(note)
 
     model = build_detector(cfg.model, len(classes))
     load_weights(model, cfg.model)
@@ -56,7 +71,8 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     log.info("run directory: %s", record.dir)
     log.info("%s on %s in %s", cfg.model.backbone, device, str(dtype or torch.float32).removeprefix("torch."))
     judge = functools.partial(evaluate, model, val_loader, classes, cfg.evaluate, device, dtype)
-    result = Trainer(model, loader, judge, classes, cfg, device, dtype, record).fit()
+    with contextlib.closing(loader):
+        result = Trainer(model, loader, judge, classes, cfg, device, dtype, record).fit()
     record.summary |= {**result, "train_s": time.perf_counter() - start}
 
     ap_table(f"epoch {result['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", result)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,15 +23,23 @@ class _Sums:
     wall_s: float = 0.0
     steps: int = 0
     images: int = 0
+    work_s: Counter[str] = field(default_factory=Counter)  # of the loader, by stage
+    worked: int = 0  # pictures in work_s
+    ready: int = 0  # batches that lay ready when one was taken, over the `asked` times that this is known
+    asked: int = 0
 
     def add(self, other: _Sums) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
     def rates(self) -> dict[str, float]:
-        """Means per step in ms, images per second of wall clock, and the share of it spent waiting for data."""
+        """Means per step in ms, images per second of wall clock, and the share of it spent waiting for data; the loader's own
+        work in ms per picture."""
         steps, wall = max(self.steps, 1), max(self.wall_s, 1e-9)
-        return {
+        stages = {f"loader/{stage}_ms": 1e3 * seconds / self.worked for stage, seconds in self.work_s.items()}
+        if self.asked:
+            stages["loader/queue_depth"] = self.ready / self.asked
+        return stages | {
             "loader/images_per_s": self.images / wall,
             "loader/data_wait_ms": 1e3 * self.wait_s / steps,
             "loader/data_wait_pct": 100 * self.wait_s / wall,
@@ -65,6 +74,14 @@ class StepClock:
             self._first, self._mark_s = False, time.perf_counter()
         else:
             self._interval.wait_s += time.perf_counter() - start
+
+    def took(self, images: int, work_s: Mapping[str, float], ready: int | None) -> None:
+        """What the loader tells of a batch: seconds of its work by stage, and how many more lie ready, if that is known."""
+        self._interval.work_s.update(work_s)
+        self._interval.worked += images
+        if ready is not None:
+            self._interval.ready += ready
+            self._interval.asked += 1
 
     def copy(self) -> contextlib.AbstractContextManager[None]:
         """Around handing a batch to the device, on the stream that copies."""

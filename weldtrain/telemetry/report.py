@@ -11,6 +11,8 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from weldtrain.telemetry.charts import short
+
 
 def render(template: str, path: str | os.PathLike[str], **values: Any) -> None:
     """Fills a template of this package and writes it to `path`."""
@@ -18,6 +20,7 @@ def render(template: str, path: str | os.PathLike[str], **values: Any) -> None:
         loader=jinja2.PackageLoader("weldtrain.telemetry"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )
+    environment.filters["short"] = short
     with open(path, "w", encoding="utf-8", errors="replace") as file:  # a file name may hold bytes that are no text
         file.write(environment.get_template(template).render(**values))
 

@@ -1,0 +1,409 @@
+"""The loader beside its limits and beside other loaders, in one run: a table of ratios with pass or fail.
+
+    python scripts/benchmark_loader.py [--pictures 384 192] [--rounds 3] [--data FOLDER]
+
+Makes noisy textures that compress like photographs, 1024x1024 at about 0.4 MB and 2448x2048 at about 1.7 MB, with boxes; asks
+every contender for whole epochs in turn, and takes the median over rounds of each round's ratio. Two workers everywhere.
+SPDL and Ultralytics are measured where they are installed (`pip install spdl`; Ultralytics is AGPL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import logging
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from weldtrain.config import AugmentConfig, DatasetConfig, LoaderConfig, ModelConfig, SplitConfig
+from weldtrain.data.cache import open_cache
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.index import open_index
+from weldtrain.data.loader import Loader, training_loader
+
+SIZES = {"1024²": ((1024, 1024), 400e3), "2448×2048": ((2448, 2048), 1.7e6)}
+WORKERS, BATCH = 2, 8
+LIGHT = AugmentConfig(hflip=0.5, vflip=0.5, brightness=0.15, contrast=0.2)
+MODEL = ModelConfig(min_size=800, max_size=1333)
+CPU = torch.device("cpu")
+CLASSES = ["crack", "porosity"]
+
+# What is asked of us: mode, against what, and the ratio to reach at either size.
+REACH = [
+    ("decoding", "article", (2.5, 4.5)),
+    ("decoding", "limit: decode", (0.85, 0.75)),
+    ("cache", "article", (30, 150)),
+    ("cache, no augmentation", "article", (60, 300)),
+    ("cache, no augmentation", "limit: copy", (0.7, 0.7)),
+    ("cache", "Ultralytics, RAM cache", (10, 10)),
+]
+
+
+# ---- pictures
+
+
+def make_pictures(folder: Path, size: tuple[int, int], nbytes: float, count: int) -> None:
+    """Fills `folder` with JPEGs of about `nbytes` in the welding_v2 layout, five boxes each."""
+    done = folder / f"{count}.done"
+    if done.exists():
+        return
+    for name in ("images", "annotations"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    width, height = size
+    coarse = cv2.resize(rng.normal(0, 25, (height // 8, width // 8)).astype(np.float32), size, interpolation=cv2.INTER_CUBIC)
+    fine = rng.normal(0, 1, (height, width)).astype(np.float32)
+
+    def jpeg(sigma: float, shift: int = 0) -> np.ndarray:
+        grey = np.clip(120 + coarse + sigma * np.roll(fine, shift, (0, 1)), 0, 255).astype(np.uint8)
+        return cv2.imencode(".jpg", cv2.merge([grey] * 3), [cv2.IMWRITE_JPEG_QUALITY, 92])[1]
+
+    low, high = 0.0, 60.0
+    for _ in range(12):
+        low, high = ((low + high) / 2, high) if len(jpeg((low + high) / 2)) < nbytes else (low, (low + high) / 2)
+    for i in range(count):
+        jpeg(low, 17 * i).tofile(folder / "images" / f"{i:04}.jpg")
+        corners = rng.integers(0, np.array([width, height]) - 80, (5, 2))
+        objects = "".join(
+            f"<object><name>{CLASSES[k % 2]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + 64}</xmax><ymax>{y + 40}</ymax>"
+            "</bndbox></object>" for k, (x, y) in enumerate(corners.tolist()))
+        (folder / "annotations" / f"{i:04}.xml").write_text(f"<annotation>{objects}</annotation>")
+    (folder / "train_val_test_split.csv").write_text("image_id,split\n" + "".join(f"{i:04},train\n" for i in range(count)))
+    done.touch()
+
+
+# ---- ours
+
+
+def ours(folder: Path, cache: str = "none", augment: AugmentConfig | None = LIGHT, **settings) -> Loader:
+    config = DatasetConfig(format="welding_v2", root=str(folder), images="images", annotations="annotations",
+                           split_csv="train_val_test_split.csv", split=SplitConfig(make="never"))
+    cfg = LoaderConfig(batch_size=BATCH, num_workers=WORKERS, cache=cache, **settings)
+    place = str(folder.parent / "cache")
+    index = open_index(config, place)
+    dataset = DetectionDataset(index, "train", CLASSES, MODEL, augment=augment)
+    dataset.cache, _ = open_cache(cfg, index, dataset.sizes, dataset.window, place, rows=dataset.rows, passes=9, workers=WORKERS,
+                                  decoded=dataset.decoded)
+    return training_loader(dataset, cfg, CPU, seed=0)
+
+
+# ---- the article's loader, its section 4 written anew
+
+
+class ArticleDataset(Dataset):
+    """cv2.imread, a cache of 1000 parsed XML files, float pictures of full size."""
+
+    def __init__(self, folder: Path) -> None:
+        lines = (folder / "train_val_test_split.csv").read_text().splitlines()[1:]
+        self.ids = [line.split(",")[0] for line in lines]
+        self.images = {i: f"{folder}/images/{i}.jpg" for i in self.ids}
+        self.xml = {i: f"{folder}/annotations/{i}.xml" for i in self.ids}
+        self.labels = {name: k for k, name in enumerate(CLASSES)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @functools.lru_cache(1000)  # noqa: B019
+    def parse(self, path: str) -> tuple[np.ndarray, list[int]]:
+        boxes, labels = [], []
+        for item in ET.parse(path).getroot().findall("object"):
+            corners = item.find("bndbox")
+            boxes.append([int(corners.find(tag).text) for tag in ("xmin", "ymin", "xmax", "ymax")])
+            labels.append(self.labels[item.find("name").text])
+        return np.array(boxes, np.float32), labels
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        image = cv2.cvtColor(cv2.imread(self.images[self.ids[i]]), cv2.COLOR_BGR2RGB)
+        boxes, labels = self.parse(self.xml[self.ids[i]])
+        rng = np.random.default_rng()
+        if rng.random() < 0.5:
+            image, boxes = cv2.flip(image, 1), boxes.copy()
+            boxes[:, [0, 2]] = image.shape[1] - boxes[:, [2, 0]]
+        if rng.random() < 0.5:
+            image, boxes = cv2.flip(image, 0), boxes.copy()
+            boxes[:, [1, 3]] = image.shape[0] - boxes[:, [3, 1]]
+        image = cv2.convertScaleAbs(image, alpha=rng.uniform(0.8, 1.2), beta=rng.uniform(0, 38))
+        return torch.from_numpy(image).permute(2, 0, 1).float() / 255.0, torch.tensor(boxes), torch.tensor(labels)
+
+
+def article_collate(batch: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    boxes = [torch.cat([torch.full((len(b), 1), float(i)), b], 1) for i, (_, b, _) in enumerate(batch)]
+    return torch.stack([image for image, _, _ in batch]), torch.cat(boxes), torch.cat([labels for _, _, labels in batch])
+
+
+class ReferenceDataset(ArticleDataset):
+    """torchvision's references/detection, preset hflip: PIL, and float pictures of full size in a list."""
+
+    def __getitem__(self, i: int):
+        from PIL import Image
+        from torchvision import tv_tensors
+        from torchvision.transforms import v2
+
+        image = Image.open(self.images[self.ids[i]]).convert("RGB")
+        boxes, labels = self.parse(self.xml[self.ids[i]])
+        boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=image.size[::-1])
+        change = v2.Compose([v2.PILToTensor(), v2.RandomHorizontalFlip(0.5), v2.ToDtype(torch.float, scale=True)])
+        return change(image, {"boxes": boxes, "labels": torch.tensor(labels)})
+
+
+def as_lists(batch: list) -> tuple:
+    return tuple(zip(*batch))
+
+
+def torch_loader(dataset: Dataset, collate: Callable) -> DataLoader:
+    return DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, collate_fn=collate, drop_last=True,
+                      persistent_workers=True, prefetch_factor=2, timeout=60)
+
+
+# ---- others
+
+
+def ultralytics_loader(folder: Path) -> Callable[[], int] | None:
+    """Ultralytics' loader with its RAM cache and light augmentation, on the same pictures and boxes."""
+    if not importlib.util.find_spec("ultralytics"):
+        return None
+    with contextlib.suppress(Exception):
+        logging.getLogger("ultralytics").setLevel(logging.ERROR)
+    from ultralytics.cfg import get_cfg
+    from ultralytics.data.build import build_dataloader, build_yolo_dataset
+
+    labels = folder / "labels"
+    labels.mkdir(exist_ok=True)
+    for xml in (folder / "annotations").glob("*.xml"):
+        if not (labels / f"{xml.stem}.txt").exists():
+            (labels / f"{xml.stem}.txt").write_text("0 0.5 0.5 0.1 0.1\n" * 5)
+    size = max(MODEL.min_size, 800)
+    cfg = get_cfg(overrides={"task": "detect", "imgsz": size, "cache": "ram", "mosaic": 0.0, "scale": 0.0, "translate": 0.0, "degrees": 0.0,
+                             "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.2, "fliplr": 0.5, "flipud": 0.5, "erasing": 0.0, "rect": False})
+    data = {"names": dict(enumerate(CLASSES)), "nc": len(CLASSES), "channels": 3}
+    dataset = build_yolo_dataset(cfg, str(folder / "images"), BATCH, data, mode="train", stride=32)
+    loader = build_dataloader(dataset, BATCH, WORKERS, shuffle=True, rank=-1)
+
+    return lambda: sum(len(batch["img"]) for batch in loader)
+
+
+def spdl_epoch(files: list[str], size: tuple[int, int]) -> Callable[[], int] | None:
+    """SPDL: its threads decode and resize to the model's scale in FFmpeg and hand over batches of uint8."""
+    if not importlib.util.find_spec("spdl"):
+        return None
+    import spdl.io
+    from spdl.pipeline import PipelineBuilder
+
+    def load(names: list[str]) -> torch.Tensor:
+        cpu = spdl.io.load_image_batch(names, width=size[0], height=size[1], pix_fmt="rgb24")
+        return spdl.io.to_torch(cpu)
+
+    def epoch() -> int:
+        rng = np.random.default_rng()
+        order = rng.permutation(files)
+        batches = [list(map(str, order[i : i + BATCH])) for i in range(0, len(order) - BATCH + 1, BATCH)]
+        pipeline = PipelineBuilder().add_source(batches).pipe(load, concurrency=WORKERS).add_sink(4).build(num_threads=WORKERS)
+        with pipeline.auto_stop():
+            return sum(len(batch) for batch in pipeline)
+
+    return epoch
+
+
+# ---- limits
+
+
+def _decode_all(files: list[str], kind: int) -> int:
+    cv2.setNumThreads(0)
+    for file in files:
+        cv2.imdecode(np.fromfile(file, np.uint8), kind)
+    return len(files)
+
+
+def decode_limit(files: list[str], pool, kind: int) -> Callable[[], int]:
+    """libjpeg-turbo alone, one process a worker."""
+    return lambda: sum(pool.starmap(_decode_all, [(files[i::WORKERS], kind) for i in range(WORKERS)]))
+
+
+def copy_limit(loader: Loader) -> Callable[[], int]:
+    """Nothing but copies of the cached pictures into the memory of batches, by as many threads."""
+    dataset = loader.dataset
+    width, height = dataset.sizes[0].tolist()
+    buffers = [np.zeros((BATCH, height, width, 3), np.uint8) for _ in range(2 * WORKERS)]
+
+    def copy(thread: int, order: np.ndarray) -> None:
+        for i, row in enumerate(order[thread::WORKERS]):
+            np.copyto(buffers[(thread + WORKERS * (i // BATCH)) % len(buffers)][i % BATCH], dataset.cache.get(row))
+
+    def epoch() -> int:
+        order = np.random.default_rng().permutation(dataset.rows)
+        threads = [threading.Thread(target=copy, args=(k, order)) for k in range(WORKERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(order)
+
+    return epoch
+
+
+# ---- measuring
+
+
+def epochs_of(loader: Loader, at_least: int) -> Callable[[], int]:
+    """Whole epochs one after the other, of together at least so many pictures: a fast loader's epoch is too short to time."""
+    state = iter(range(1 << 30))
+
+    def run() -> int:
+        seen = 0
+        while seen < at_least:
+            loader.set_epoch(next(state))
+            for batch in loader:
+                seen += len(batch)
+        return seen
+
+    return run
+
+
+def rate(run: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    return run() / (time.perf_counter() - start)
+
+
+def compare(contenders: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Images per second of each in each round, after one unmeasured round."""
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for k in range(rounds + 1):
+        for name, run in contenders.items():
+            measured = rate(run)
+            if k:
+                rates[name].append(measured)
+            print(f"  round {k} {name}: {measured:.0f}/s", file=sys.stderr, flush=True)
+    return rates
+
+
+def boundary(loader: Loader, epochs: int = 12) -> tuple[float, float]:
+    """Seconds between the last batch of one epoch and the first of the next, and a steady batch: medians."""
+    gaps, steady = [], []
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        mark = time.perf_counter()
+        for k, _ in enumerate(loader):
+            now = time.perf_counter()
+            if epoch and k == 0:
+                gaps.append(now - mark)
+            elif epoch:
+                steady.append(now - mark)
+            mark = now
+    return float(np.median(gaps)), float(np.mean(steady))
+
+
+def step_ratio(loader: Loader) -> float:
+    """The time of a training step with the loader, over that on one batch that stays on the device."""
+    from weldtrain.models.detector import build_detector
+
+    torch.manual_seed(0)
+    model = build_detector(ModelConfig(backbone="resnet18", pyramid_channels=64, box_head_width=256, rpn_post_nms_top_n_train=200), 2)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step(batch) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            sum(model(batch).values()).backward()
+        optimizer.step()
+
+    batches = iter(_for_ever(loader))
+    resident = next(batches)
+    for _ in range(2):
+        step(resident)
+    ratios = []
+    for _ in range(8):  # in turn, so that both meet the same machine
+        start = time.perf_counter()
+        step(resident)
+        middle = time.perf_counter()
+        step(next(batches))
+        ratios.append((time.perf_counter() - middle) / (middle - start))
+    return float(np.median(ratios))
+
+
+def _for_ever(loader: Loader) -> Iterator:
+    epoch = 0
+    while True:
+        loader.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def memory_growth(loader: Loader) -> tuple[float, float]:
+    """MB of PSS of all worker processes, or of this process where workers are threads, after epochs 2 and 10."""
+    seen = []
+    for epoch in range(10):
+        loader.set_epoch(epoch)
+        for _ in loader:
+            pass
+        processes = psutil.Process().children(recursive=True) if loader.plan.workers == "process" else [psutil.Process()]
+        seen.append(sum(p.memory_full_info().pss for p in processes) / 2**20)
+    return seen[1], seen[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=int, nargs=2, default=[384, 192], help="of either size")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="keep pictures here for another run")
+    parser.add_argument("--only", nargs="*", default=[], help="contenders by the start of their names")
+    args = parser.parse_args()
+    torch.set_num_threads(WORKERS)
+    temporary = tempfile.TemporaryDirectory()
+    place = args.data or Path(temporary.name)
+    pool = multiprocessing.get_context("spawn").Pool(WORKERS)
+    results: dict[str, dict[str, list[float]]] = {}
+    for (label, (size, nbytes)), count in zip(SIZES.items(), args.pictures):
+        folder = place / f"{size[0]}x{size[1]}"
+        make_pictures(folder, size, nbytes, count)
+        files = sorted(map(str, (folder / "images").glob("*.jpg")))
+        loaders = {
+            "decoding": ours(folder),
+            "decoding, processes": ours(folder, workers="process"),
+            "cache": ours(folder, "disk"),
+            "cache, no augmentation": ours(folder, "disk", None),
+            "cache, processes": ours(folder, "disk", workers="process"),
+        }
+        fast = 8 * count
+        contenders: dict[str, Callable[[], int] | None] = {
+            "limit: decode": decode_limit(files, pool, cv2.IMREAD_COLOR),
+            "limit: decode at half": decode_limit(files, pool, cv2.IMREAD_REDUCED_COLOR_2) if size[0] > 2000 else None,
+            **{name: epochs_of(loader, fast if name.startswith("cache") else count // 2)
+               for name, loader in loaders.items()},
+            "limit: copy": copy_limit(loaders["cache"]),
+            "article": functools.partial(_epoch, torch_loader(ArticleDataset(folder), article_collate)),
+            "torchvision reference": functools.partial(_epoch, torch_loader(ReferenceDataset(folder), as_lists)),
+            "SPDL": spdl_epoch(files, tuple(loaders["cache"].dataset.sizes[0].tolist())),
+            "Ultralytics, RAM cache": ultralytics_loader(folder) if count >= 384 else None,
+        }
+        chosen = {n: c for n, c in contenders.items() if c and (not args.only or n.startswith(tuple(args.only)))}
+        results[label] = compare(chosen, args.rounds)
+        print(f"\n{label}: images per second, median of {args.rounds} rounds (least to most)")
+        for name, rates in results[label].items():
+            print(f"  {name:28} {np.median(rates):8.0f}   ({min(rates):.0f} to {max(rates):.0f})")
+        for loader in loaders.values():
+            loader.close()
+    pool.terminate()
+    return 0
+
+
+def _epoch(loader: DataLoader) -> int:
+    return sum(len(batch[0]) for batch in loader)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The verdict and the choice of settings, on figures made up by hand."""
+
+import pytest
+
+from weldtrain.data.batch import STAGES
+from weldtrain.engine.ledger import STEP_STAGES, Ledger, Rate
+from weldtrain.engine.tuning import Point, Setting, candidates, choose, search
+from weldtrain.engine.verdict import BETWEEN, judge
+
+THREADS = Setting("thread", 2, 2, False)
+
+
+def ledger(**ms):
+    values = dict.fromkeys((*STAGES, "pin", "h2d", *STEP_STAGES, "rest"), 0.1) | ms
+    return Ledger(values, sum(values.values()), 8)
+
+
+def point(setting, *windows, cpu_ms=1.0, looks=1):
+    return Point(setting, Rate(list(windows), cpu_ms=cpu_ms), looks)
+
+
+@pytest.mark.parametrize(("slow", "now", "stage"), [
+    ("read", THREADS, "read"), ("decode", THREADS, "decode"), ("resize", THREADS, "resize"), ("augment", THREADS, "augment"),
+    (None, THREADS._replace(workers="process"), BETWEEN)])
+def test_a_slow_loader_is_blamed_by_its_slowest_stage(slow, now, stage):
+    costs = ledger(**({slow: 20.0} if slow else {}))
+    best = point(now._replace(cache=True), 400.0)
+    verdict = judge(costs, 30.0 if slow is None else 0.5, loader_per_s=50, model_per_s=200, trained_per_s=48, best=best, now=now)
+    assert (verdict.stage, verdict.limited_by, verdict.share) == (stage, "loader", 0.24)
+    assert "24% of the limit" in verdict.sentence and "loader.cache=auto" in verdict.sentence
+    assert "predicted 4 times the rate" in verdict.sentence  # up to what the model takes
+
+
+def test_a_slow_model_is_blamed_whatever_the_loader_costs():
+    verdict = judge(ledger(decode=50.0, backward=80.0), 0.5, loader_per_s=300, model_per_s=10, trained_per_s=9.6,
+                    best=point(THREADS, 300.0), now=THREADS)
+    assert (verdict.stage, verdict.limited_by) == ("backward", "model")
+    assert "96% of the limit" in verdict.sentence and "stop tuning" in verdict.sentence
+
+
+def test_nothing_is_promised_where_nothing_is_faster():
+    verdict = judge(ledger(augment=20.0), 0.5, loader_per_s=50, model_per_s=200, trained_per_s=48,
+                    best=point(THREADS, 51.0), now=THREADS)
+    assert "predicted" not in verdict.sentence and "augment=light" in verdict.sentence
+
+
+def test_halving_spends_its_time_on_what_is_fast():
+    rates = {setting: 100.0 + i for i, setting in enumerate(candidates(4, cache=True))}
+    spent = dict.fromkeys(rates, 0.0)
+
+    def measured(setting, seconds):
+        spent[setting] += seconds
+        return Rate([rates[setting]] * 4)
+
+    points = search(rates, measured, budget_s=10)
+    assert points[0].setting == max(rates, key=rates.get) and len(points) == len(rates)
+    assert sum(spent.values()) == pytest.approx(10, rel=0.05)
+    assert spent[points[0].setting] > 8 * spent[points[-1].setting]
+    assert [p.looks for p in points] == sorted((p.looks for p in points), reverse=True)
+
+
+def test_a_setting_that_cannot_start_is_told_and_left_out():
+    def measured(setting, seconds):
+        if setting.workers == "process":
+            raise OSError("no more processes")
+        return Rate([50.0])
+
+    points = search([THREADS, THREADS._replace(workers="process")], measured, 1)
+    assert points[-1].problem == "no more processes" and choose(points, 1e9).setting == THREADS
+
+
+def test_of_settings_as_good_the_one_that_leaves_most_of_the_processor_is_chosen():
+    many, few, slow = THREADS._replace(num_workers=8), THREADS, THREADS._replace(num_workers=1)
+    points = [point(many, 1000.0, cpu_ms=3.0), point(few, 990.0, cpu_ms=1.0), point(slow, 400.0, cpu_ms=0.9)]
+    assert choose(points, enough=1e9).setting == few
+    assert choose(points, enough=300).setting == slow  # the model takes no more than that
+    cached = THREADS._replace(cache=True)
+    assert choose([*points, point(cached, 980.0, cpu_ms=0.1)], enough=1e9).setting == cached
+
+
+def test_the_ladder_holds_both_kinds_with_and_without_the_cache():
+    tried = candidates(2, cache=True)
+    assert len(set(tried)) == len(tried)
+    assert {s.num_workers for s in tried} == {0, 1, 2, 4} and {s.workers for s in tried} == {"thread", "process"}
+    assert not any(s.cache for s in candidates(2, cache=False))

@@ -1,0 +1,150 @@
+"""ThreadStream: batches in order, filled by threads straight into the memory in which they are handed over.
+
+Decoding, resizing and copying release Python's lock, so threads do what worker processes do without sending a batch from one
+process to another. All threads work on the earliest batch first, picture by picture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from weldtrain.data.batch import Batch, Failure
+from weldtrain.data.dataset import DetectionDataset, Draft
+from weldtrain.data.sampler import Key
+
+_STOP_WAIT_S = 5.0
+
+
+class ThreadStream:
+    """An iterator over batches, or failures in their place; `threads` threads keep `ahead` of them in hand."""
+
+    def __init__(
+        self, dataset: DetectionDataset, keys: Iterator[list[Key]], threads: int, ahead: int, timeout_s: float, pin: bool
+    ) -> None:
+        self._dataset, self._keys, self._ahead, self._timeout_s = dataset, keys, ahead, timeout_s or None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending: deque[_Job] = deque()
+        empty = _pinned if pin else Buffers(ahead + 2)
+        self._threads = [
+            threading.Thread(target=_work, args=(self._jobs, dataset, empty, slot), name=f"weldtrain-loader-{slot}", daemon=True)
+            for slot in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> ThreadStream:
+        return self
+
+    def __next__(self) -> Batch | Failure:
+        """Raises TimeoutError if the next batch is not ready in time, StopIteration after the last."""
+        self._feed()
+        if not self._pending:
+            raise StopIteration
+        job = self._pending.popleft()
+        if not job.done.wait(self._timeout_s):
+            raise TimeoutError
+        self._feed()
+        return job.result
+
+    @property
+    def ready(self) -> int:
+        """How many batches are waiting to be taken."""
+        return sum(job.done.is_set() for job in self._pending)
+
+    def close(self) -> None:
+        """Ends the threads after the picture that each is at; one that hangs is left behind."""
+        for job in self._pending:
+            job.claims = iter(())
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(_STOP_WAIT_S)
+
+    def _feed(self) -> None:
+        while len(self._pending) < self._ahead and (keys := next(self._keys, None)) is not None:
+            job = _Job(keys)
+            self._pending.append(job)
+            for _ in self._threads:
+                self._jobs.put(job)
+
+
+class Buffers:
+    """Memory of batches, used again once nothing refers to it: fresh pages would cost more than filling them."""
+
+    def __init__(self, at_most: int) -> None:
+        """`at_most` pieces are kept for later."""
+        self._free: list[np.ndarray] = []
+        self._at_most = at_most
+
+    def __call__(self, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes], with anything in it."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if len(memory) < nbytes:
+            memory = np.empty(nbytes, np.uint8)
+        part = memory[:nbytes]
+        # The tensor holds this very array, and whatever is made of the tensor holds the tensor.
+        weakref.finalize(part, self._take_back, memory).atexit = False
+        return torch.from_numpy(part)
+
+    def _take_back(self, memory: np.ndarray) -> None:
+        if len(self._free) < self._at_most:
+            self._free.append(memory)
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    """Page-locked memory: torch's own pool, which gives none out while a copy from it is under way."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+class _Job:
+    """A batch that several threads fill. The first to come drafts it."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.keys = keys
+        self.done = threading.Event()
+        self.result: Batch | Failure
+        self.claims = iter(range(len(keys)))  # the next of an iterator is handed out once, whoever asks
+        self._ended = itertools.count(1)
+        self._lock = threading.Lock()
+        self._draft: Draft | Failure | None = None
+        self._failures: dict[int, Failure] = {}
+
+    def work(self, dataset: DetectionDataset, empty: Callable[[int], torch.Tensor], slot: int) -> None:
+        with self._lock:
+            if self._draft is None:
+                try:
+                    self._draft = dataset.draft(self.keys, empty)
+                except Exception as error:
+                    self._draft = Failure.of(error)
+        for i in self.claims:
+            try:
+                if isinstance(self._draft, Failure):
+                    self._failures[i] = self._draft
+                else:
+                    dataset.fill(self._draft, i, slot)
+            except Exception as error:
+                self._failures[i] = Failure.of(error)
+            if next(self._ended) == len(self.keys):
+                # Of several the first in order, as a single worker would meet it.
+                self.result = self._failures[min(self._failures)] if self._failures else self._draft.batch
+                self._draft = None
+                self.done.set()
+
+
+def _work(
+    jobs: queue.SimpleQueue[_Job | None], dataset: DetectionDataset, empty: Callable[[int], torch.Tensor], slot: int
+) -> None:
+    while (job := jobs.get()) is not None:
+        job.work(dataset, empty, slot)
+        job = None  # its batch belongs to whoever took it

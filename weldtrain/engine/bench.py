@@ -1,0 +1,169 @@
+"""The doctor's bench: a sample of the data, the model and this machine, put through every measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weldtrain.config import Config, LoaderConfig
+from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loader, naive_loader
+from weldtrain.data.cache import PictureCache, open_cache
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.loader import AUTO_PREFETCH, Loader, batch_bytes, plan, training_loader
+from weldtrain.data.sampler import Order
+from weldtrain.engine.device import autocast_dtype
+from weldtrain.engine.ledger import (
+    Ledger,
+    Rate,
+    TrainingStep,
+    between_processes_ms,
+    copy_gb_s,
+    h2d_gb_s,
+    measure,
+    plain_rate,
+    read_rates,
+    sequential_mb_s,
+    step_rate,
+    take_ledger,
+    wait_for,
+)
+from weldtrain.engine.tuning import Point, Setting
+from weldtrain.engine.verdict import BETWEEN
+from weldtrain.models.detector import Detector
+from weldtrain.telemetry.machine import MachineCounters, usable_cores
+
+_SAMPLE_BYTES = 512 * 2**20  # of pictures at the model's scale, which are measured over and over
+_SAMPLE = 256
+_STEP_S = 4.0  # a slower training step is measured on fewer pictures
+
+
+class Bench:
+    """The things that are measured: a sample of the training pictures, the model, and the loader as it is set now."""
+
+    def __init__(
+        self, cfg: Config, dataset: DetectionDataset, model: Detector, device: torch.device, present: LoaderConfig
+    ) -> None:
+        """`dataset` keeps only the sample; `present` is the loader's configuration, with what is known of its `auto`."""
+        self.cfg, self.dataset, self.device = cfg, dataset, device
+        self.cores = usable_cores()
+        self.total = len(dataset)
+        place = {"rows": dataset.rows, "workers": self.cores, "decoded": dataset.decoded}
+        scaled = (dataset.index, dataset.sizes, dataset.window, cfg.cache_dir)
+        now, self.why = open_cache(present, *scaled, passes=cfg.trainer.epochs, **place)
+        self.cache = now or open_cache(replace(present, cache="auto"), *scaled, passes=2, **place)[0]
+        self.place = "ram" if self.cache and str(self.cache.file).startswith("/proc/") else "disk"
+        # Enough pictures that none is met too often, few enough that all are in memory after the first look.
+        share = dataset.sizes[dataset.rows].prod(1).mean() * 3
+        count = int(min(len(dataset), _SAMPLE, max(_SAMPLE_BYTES / share, present.batch_size)))
+        dataset.rows = np.sort(np.random.default_rng(cfg.seed).permutation(dataset.rows)[:count])
+        self.batch_size = min(present.batch_size, count)
+        self.settings = replace(present, batch_size=self.batch_size, cache="none", drop_last=False)
+        settled = plan(self.settings, device, 10**6, batch_bytes(dataset, self.batch_size))
+        self.now = Setting(settled.workers, settled.num_workers, settled.prefetch_factor or AUTO_PREFETCH, now is not None)
+        counters = MachineCounters(device)
+        self.gpu_pct: Callable[[], float] | None = None
+        if "system/gpu_util_pct" in counters.read():
+            self.gpu_pct = lambda: counters.read()["system/gpu_util_pct"]
+        self.step = TrainingStep(model, cfg.optimizer, device, autocast_dtype(cfg.trainer.precision, device))
+        self.step_size = self._step_size()
+
+    def ledgers(self, seconds: float) -> dict[str, Ledger]:
+        """Of the first epoch, in which every picture is decoded, and of the later ones where there is a cache."""
+        taken = {}
+        for name, cache in (("first epoch", None), ("later epochs", self.cache)):
+            if name == "first epoch" or cache is not None:
+                self.dataset.cache = cache
+                if cache is not None:
+                    self._fill(cache)
+                order = Order(self.dataset.rows, self.step_size, shuffle=True)
+                taken[name] = take_ledger(self.dataset, order.epochs(0), self.step, self.device.type == "cuda", seconds)
+        return taken
+
+    def model_rate(self, seconds: float) -> Rate:
+        """Of training on one batch that stays on the device."""
+        batch = self.dataset.fetch(next(Order(self.dataset.rows, self.step_size, shuffle=True).batches(0)))
+        return step_rate(self.step, batch.to(self.device), seconds)
+
+    def rate(self, setting: Setting, seconds: float, train: bool | None = None) -> Rate:
+        """Of the loader with a setting, alone or with `train` of training with it; by default of training on a GPU only, where
+        a step is short enough."""
+        if train is None:
+            train = self.device.type == "cuda"
+        loader = self._loader(setting, self.step_size if train else self.batch_size)
+        return measure(loader, self.device, seconds, self.cores, self.step if train else None, self.gpu_pct)
+
+    def predicted(self, ledger: Ledger, model_per_s: float) -> float:
+        """Images per second of training by the ledger alone: those of the slower of loader and model, or, where both share
+        the processor or take turns, what the sum of both allows."""
+        loading_s, workers = ledger.loading_ms / 1e3, self.now.num_workers
+        if not workers:
+            return 1 / (loading_s + 1 / model_per_s)
+        if self.device.type == "cuda":
+            return 1 / max(loading_s / min(workers, self.cores), 1 / model_per_s)
+        return 1 / max(loading_s / workers, loading_s / self.cores + 1 / model_per_s)
+
+    def ceilings(self, ledgers: dict[str, Ledger], model: Rate) -> dict[str, dict[str, float]]:
+        """What each resource could do were it alone, and how many pictures a second that is."""
+        first = ledgers["first epoch"]
+        rows = self.dataset.rows
+        batch = self.dataset.fetch(next(Order(rows, self.batch_size, shuffle=True).batches(0)))
+        picture_mb = batch.memory.nbytes / len(batch) / 1e6
+        files = read_rates(self.dataset, rows[:64], self.cores)
+        disk, copied, sent_ms = sequential_mb_s(Path(self.cfg.cache_dir)), copy_gb_s(self.cores), between_processes_ms(batch)
+        found = {
+            "disk, these files": files | {"images_per_s": files["random_files_s"]},
+            "disk, in one piece": disk | {"images_per_s": disk["read_mb_s"] * 1024 / files["file_kb"]},
+            "decoding on all cores": {"images_per_s": self.cores * 1e3 / first.ms["decode"], "ms_per_core": first.ms["decode"]},
+            "copying memory": {"gb_s": copied, "images_per_s": copied * 1e3 / picture_mb},
+            BETWEEN: {"ms": sent_ms, "images_per_s": 1e3 / sent_ms},
+            "the model alone": {"images_per_s": model.mean},
+        }
+        if self.device.type == "cuda":
+            for name, pin in (("host to device, pinned", True), ("host to device, pageable", False)):
+                gb_s = h2d_gb_s(self.device, pin)
+                found[name] = {"gb_s": gb_s, "images_per_s": gb_s * 1e3 / picture_mb}
+        return found
+
+    def compared(self, best: Point, model_per_s: float, seconds: float) -> list[dict[str, Any]]:
+        """A first attempt, the article's loader and the tuned one: their own rates, and an epoch with this model."""
+        pictures, made = (self.dataset.index, self.dataset.rows, self.cfg.augment), []
+        for name, build in (
+            ("naive", lambda: naive_loader(NaiveDataset(*pictures), self.batch_size)),
+            ("the article's", lambda: article_loader(ArticleDataset(*pictures), self.batch_size, pin=self.device.type == "cuda")),
+        ):
+            made.append({"loader": name, "images_per_s": plain_rate(build(), self.device, seconds)})
+        made.append({"loader": "tuned", "images_per_s": best.rate.mean})
+        for entry in made:
+            # The first loads in the training process itself, which trains on nothing meanwhile.
+            in_turn = entry["loader"] == "naive" or self.device.type == "cpu"
+            rate = entry["images_per_s"]
+            together = 1 / (1 / rate + 1 / model_per_s) if in_turn else min(rate, model_per_s)
+            entry |= {"training_per_s": together, "epoch_s": self.total / together, "device_pct": 100 * together / model_per_s}
+        return made
+
+    def _loader(self, setting: Setting, batch_size: int) -> Loader:
+        self.dataset.cache = self.cache if setting.cache else None
+        settings = replace(setting.of(self.settings), batch_size=batch_size)
+        return training_loader(self.dataset, settings, self.device, self.cfg.seed)
+
+    def _fill(self, cache: PictureCache) -> None:
+        for row in self.dataset.rows.tolist():
+            if row not in cache:
+                cache.put(row, self.dataset.decoded(row))
+
+    def _step_size(self) -> int:
+        """Pictures of a training step that takes no longer than _STEP_S, the loader's batch if that does."""
+        keys = next(Order(self.dataset.rows, 1, shuffle=True).batches(0))
+        batch = self.dataset.fetch(keys).to(self.device)
+        self.step(batch)
+        wait_for(self.device)
+        start = time.perf_counter()
+        self.step(batch)
+        wait_for(self.device)
+        return int(np.clip(_STEP_S / (time.perf_counter() - start), 1, self.batch_size))
