@@ -975,6 +975,7 @@ def main() -> int:
     if args.pictures < 32:
         parser.error("--pictures: at least 32")
     chosen = [claim for claim in CLAIMS if not args.only or claim.__name__.startswith(tuple(args.only))]
+    others_pct = psutil.cpu_percent(1.0)
     begun, rows = time.perf_counter(), []
     with tempfile.TemporaryDirectory(prefix="weldtrain-claims-") as folder:
         ground = Ground.prepared(Path(folder), args.xml, args.pictures)
@@ -984,8 +985,9 @@ def main() -> int:
             print(f"{time.perf_counter() - begun:6.1f} s  {claim.__name__}", file=sys.stderr, flush=True)
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else NO_CUDA
     print(f"`python scripts/article_claims.py --pictures {args.pictures} --xml {args.xml}`: {processor()}, "
-          f"{usable_cores()} cores, {gpu}, load {psutil.getloadavg()[0]:.1f}, torch {torch.__version__}; "
-          f"{time.perf_counter() - begun:.0f} s. Times and rates are the best of several, in brackets the worst.\n")
+          f"{usable_cores()} cores, {gpu}, torch {torch.__version__}; {time.perf_counter() - begun:.0f} s. Other "
+          f"programs took {others_pct:.0f} % of the processor when it began. Times and rates are the best of several, in brackets "
+          "the worst.\n")
     print(table(rows))
     return 0
 

@@ -256,9 +256,11 @@ def test_a_worker_that_dies_while_the_trainer_computes_is_told_alike(index):
     """Torch notices by a signal, wherever the main thread is then: mostly in a training step."""
     stuck = Suicide(index, "train", CLASSES, SCALE)
     with pytest.raises(TrainingError, match=f"a loader worker died .* while reading {index.path(stuck.rows[5])}; "):
-        for _ in training_loader(stuck, replace(SIMPLE, shuffle=False, **process(1)), CPU, 0):
-            for _ in range(30):
-                time.sleep(0.01)
+        loader = training_loader(stuck, replace(SIMPLE, shuffle=False, **process(1)), CPU, 0)
+        with loader.explained():
+            for _ in loader:
+                for _ in range(30):
+                    time.sleep(0.01)
 
 
 def test_the_processes_of_a_loader_end_with_it(index):

@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import shutil
+import threading
 import time
 import weakref
 import zlib
@@ -58,13 +59,16 @@ class PictureCache:
             _lock(self._fd, exclusive=False)
         if os.fstat(self._fd).st_size != self._places[-1]:
             os.ftruncate(self._fd, 0)
-            os.ftruncate(self._fd, int(self._places[-1]))  # a hole: takes room only as pictures come
+            # The entries take their room now, since they are written through the map, and on a full disk that is a SIGBUS;
+            # the places of pictures are a hole until they come.
+            _write(self._fd, memoryview(bytes(int(first))), 0)
+            os.ftruncate(self._fd, int(self._places[-1]))
         _lock(self._fd, exclusive=False)  # kept as long as it is in use, so that no other run removes it
         self._map = mmap.mmap(self._fd, int(self._places[-1]))
         self._entries = np.frombuffer(self._map, np.uint32, 3 * len(sizes)).reshape(-1, 3)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._boot = boot_id()
-        self._full = False
+        self._full, self._telling = False, threading.Lock()
 
     @classmethod
     def in_memory(cls, sizes: np.ndarray, grey: np.ndarray, encoding: str) -> PictureCache:
@@ -105,11 +109,12 @@ class PictureCache:
             data, picture = memoryview(coded).cast("B"), self._decoded(coded, row)
         if not self._full and len(data) <= self._places[row + 1] - self._places[row]:
             try:
-                # Not through the map: on a full disk that would be a SIGBUS.
                 _write(self._fd, data, int(self._places[row]))
             except OSError as e:
-                self._full = True
-                log.warning("the picture cache %s takes no more (%s): the rest is decoded each time", self.file, e.strerror)
+                with self._telling:  # several threads may meet it at once
+                    told, self._full = self._full, True
+                if not told:
+                    log.warning("the picture cache %s takes no more (%s): the rest is decoded each time", self.file, e.strerror)
             else:
                 self._entries[row, :2] = zlib.crc32(data), self._boot
                 self._entries[row, _LENGTH] = len(data)
@@ -137,17 +142,16 @@ def open_cache(
     if cfg.cache == "none" or (cfg.cache == "auto" and passes < 2):
         return None, f"{asked}: " + ("off" if cfg.cache == "none" else "off, each picture is read once")
     folder = Path(cache_dir) / "pictures"
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{_key(index, sizes, window, cfg.cache_encoding)}.pix"
     present = _present(file, len(index))[rows]
     nbytes = sizes[rows].prod(1) * np.where(index.grey[rows], 1, 3) * (1 if cfg.cache_encoding == "raw" else 0.2)
     missing = int(nbytes[~present].sum())
+    budget = int(cfg.cache_budget_gb * 2**30)
     places = {
-        "disk": (shutil.disk_usage(folder).free, f"free in {folder}"),
+        "disk": _free(folder, file),
         "ram": (memory_available() if hasattr(os, "memfd_create") else 0, "of free memory"),
     }
     share = UNASKED_SHARE if cfg.cache == "auto" else 1.0
-    budget = int(cfg.cache_budget_gb * 2**30)
     need = {"disk": missing, "ram": int(nbytes.sum())}
     fits = [place for place, (free, _) in places.items() if need[place] <= min(budget, share * free)]
     place = next((p for p in fits if cfg.cache in ("auto", p)), None)
@@ -164,7 +168,7 @@ def open_cache(
     seconds = _seconds(absent, decoded, workers) if len(absent) else 0.0
     quote = f"{asked}: {place}, needs {_size(need[place])}" + f" and {_duration(seconds)} of the first epoch" * (seconds > 0)
     if place == "disk":
-        _make_room(folder, file, budget - int(nbytes.sum()))
+        _make_room(folder, file, budget - int(nbytes.sum()), missing)
         return PictureCache(file, sizes, index.grey, cfg.cache_encoding), quote
     return PictureCache.in_memory(sizes, index.grey, cfg.cache_encoding), quote
 
@@ -205,17 +209,36 @@ def _seconds(rows: np.ndarray, decoded: Callable[[int], object], workers: int) -
     return float(np.median(taken)) * len(rows) / max(workers, 1) if taken else 0.0
 
 
-def _make_room(folder: Path, keep: Path, allowed: int) -> None:
-    """Removes caches that no run has open, the longest unused first, until all but `keep` take at most `allowed` bytes."""
-    others = sorted((f for f in folder.glob("*.pix") if f != keep), key=lambda f: f.stat().st_atime)
-    taken = sum(f.stat().st_blocks * 512 for f in others)
+def _free(folder: Path, keep: Path) -> tuple[int, str]:
+    """Bytes that a cache could take there, other caches given up for it, and where that is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(folder).free + sum(map(_taken, _others(folder, keep))), f"free in {folder}"
+    except OSError as e:
+        return 0, f"free in {folder} ({e.strerror})"
+
+
+def _others(folder: Path, keep: Path) -> list[Path]:
+    """The other caches, the longest unused first."""
+    return sorted((f for f in folder.glob("*.pix") if f != keep), key=lambda f: f.stat().st_atime)
+
+
+def _taken(file: Path) -> int:
+    return file.stat().st_blocks * 512
+
+
+def _make_room(folder: Path, keep: Path, allowed: int, needed: int) -> None:
+    """Removes caches that no run has open, the longest unused first, until all but `keep` take at most `allowed` bytes and
+    `needed` are free."""
+    others = _others(folder, keep)
+    taken = sum(map(_taken, others))
     for file in others:
-        if taken <= max(allowed, 0):
+        if taken <= max(allowed, 0) and shutil.disk_usage(folder).free >= needed:
             return
         fd = os.open(file, os.O_RDWR)
         try:
             if _lock(fd, exclusive=True, wait=False):
-                taken -= file.stat().st_blocks * 512
+                taken -= _taken(file)
                 file.unlink()
                 log.info("removed %s, pictures of other data or at another scale, for loader.cache_budget_gb", file)
         finally:

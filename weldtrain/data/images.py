@@ -24,6 +24,9 @@ from weldtrain.formats.pictures import JPEG_TAIL_BYTES, cut_off, has_jpeg_end, u
 cv2.setNumThreads(0)
 
 
+_SHIFT_PX = 0.5
+
+
 class Window(NamedTuple):
     """How 16 bits become 8: between two grey levels of the file, or else between two percentiles of the picture."""
 
@@ -83,7 +86,7 @@ def decode(
 ) -> np.ndarray:
     """The picture in `data`, as `read_image` gives it; where only `wanted` (width, height) of it is, perhaps reduced.
 
-    A JPEG then has the smallest of its whole, half, quarter and eighth that is not below `wanted`, rounded up.
+    A JPEG then has the smallest of its whole, half, quarter and eighth that is not below `wanted`.
     """
     is_jpeg = _is_jpeg(data)
     reduce = reduction(size, wanted) if is_jpeg and size and wanted else 1
@@ -115,8 +118,16 @@ def decode(
 
 
 def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
-    """1, 2, 4 or 8: by how much a JPEG of `size` may be reduced in decoding and not fall below `wanted` on either side."""
-    return next(k for k in (8, 4, 2, 1) if k == 1 or all(-(-s // k) >= w for s, w in zip(size, wanted)))
+    """1, 2, 4 or 8: by how much a JPEG of `size` may be reduced in decoding and not fall below `wanted` on either side.
+
+    A reduced side is rounded up and so stands for up to 7 px more than there are: none that would shift the edge by more
+    than half a pixel of `wanted`.
+    """
+    def fits(side: int, want: int, k: int) -> bool:
+        reduced = -(-side // k)
+        return reduced >= want and (reduced * k - side) * want <= _SHIFT_PX * side
+
+    return next(k for k in (8, 4, 2, 1) if k == 1 or all(fits(s, w, k) for s, w in zip(size, wanted)))
 
 
 def _is_jpeg(data: np.ndarray) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -71,24 +72,35 @@ class Loader:
         self._at = (epoch, start)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._stream is None or self._stream_at != self._at:
+        if self._stream is None or self._stream_at != self._at or self._at[0] == self._until:
             self.close()
             self._stream, self._stream_at = self._open(*self._at), self._at
         epoch, start = self._at
         ended = False
         try:
             for i in range(start, len(self)):
-                batch = next(self._stream)
+                with self.explained():
+                    batch = next(self._stream)
                 if isinstance(batch, Failure):
                     batch.reraise()
                 ended = i + 1 == len(self)  # whether or not the next one is asked for
                 self._at = self._stream_at = (epoch + 1, 0) if ended else (epoch, i + 1)
                 yield batch
-        except (RuntimeError, TimeoutError) as e:
-            raise self._explained(e) from e
         finally:
             if not (ended and self.plan.persistent_workers):
                 self.close()
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Says of a worker's end or silence what was being read and what to set; around all that trains on its batches, since
+        torch notices the end of a process wherever the main thread is then."""
+        try:
+            yield
+        except (RuntimeError, TimeoutError, ConnectionError, EOFError) as e:
+            better = self._explained(e)
+            if better is e:
+                raise
+            raise better from e
 
     @property
     def ready(self) -> int | None:
@@ -105,9 +117,9 @@ class Loader:
 
     def _open(self, epoch: int, start: int) -> Iterator[Batch | Failure]:
         settled = self.plan
-        until = epoch + 1
-        if settled.persistent_workers:
-            until = None if self._until is None else max(until, self._until)
+        until = self._until if settled.persistent_workers else epoch + 1
+        if until is not None and epoch >= until:
+            until = None  # more than was announced
         keys = self.order.epochs(epoch, start, until)
         self.dataset.watch(settled.num_workers, shared=settled.workers == "process")
         if settled.workers == "thread" and settled.num_workers:
@@ -116,6 +128,7 @@ class Loader:
         return iter(DataLoader(
             self.dataset,
             batch_sampler=_Keys(keys),
+            generator=torch.Generator(),  # else it draws from torch's own, and the model's losses depend on the loader
             num_workers=settled.num_workers,
             collate_fn=_as_it_is,
             pin_memory=settled.pin_memory,
@@ -136,9 +149,10 @@ class Loader:
                 "loader.timeout_s",
                 "slow storage: raise it; full shared memory: fewer workers, a smaller batch or a larger --shm-size",
             )
-        if "exited unexpectedly" in text or "killed by signal" in text:
+        lost = isinstance(error, (ConnectionError, EOFError))  # while torch fetched a batch from it
+        if lost or "exited unexpectedly" in text or "killed by signal" in text:
             return TrainingError(
-                f"a loader worker died ({text}){self._were_reading(text)}", "loader.num_workers",
+                f"a loader worker died ({text or type(error).__name__}){self._were_reading(text)}", "loader.num_workers",
                 "out of memory or shared memory: fewer workers or a smaller batch; loader=simple shows the cause",
             )
         return error
@@ -191,12 +205,12 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
     if cfg.num_workers == "auto":
         # Of processes one core less, which is the training process's own. More than eight rarely help and cost memory each.
         workers = min(max(1, cores - (kind == "process")), AUTO_WORKERS_AT_MOST)
-        notes.append(f"loader.num_workers=auto: {min(workers, batches)} of kind {kind} ({cores} usable cores)")
+        notes.append(f"loader.num_workers=auto: {workers} of kind {kind} ({cores} usable cores)")
     else:
         workers = int(cfg.num_workers)
         if workers > 2 * cores:
             notes.append(f"loader.num_workers={workers} on {cores} usable cores: they will take turns")
-    if workers > batches:
+    if kind == "process" and workers > batches:  # threads share a batch
         if cfg.num_workers != "auto":
             notes.append(f"loader.num_workers={workers} for {batches} batches: {batches} are started")
         workers = batches

@@ -39,6 +39,8 @@ class ThreadStream:
         ]
         for thread in self._threads:
             thread.start()
+        # A stream that is forgotten must not keep its threads; they do not refer to it.
+        weakref.finalize(self, _dismiss, self._jobs, threads).atexit = False
 
     def __iter__(self) -> ThreadStream:
         return self
@@ -48,9 +50,10 @@ class ThreadStream:
         self._feed()
         if not self._pending:
             raise StopIteration
-        job = self._pending.popleft()
+        job = self._pending[0]
         if not job.done.wait(self._timeout_s):
             raise TimeoutError
+        self._pending.popleft()
         self._feed()
         return job.result
 
@@ -62,9 +65,8 @@ class ThreadStream:
     def close(self) -> None:
         """Ends the threads after the picture that each is at; one that hangs is left behind."""
         for job in self._pending:
-            job.claims = iter(())
-        for _ in self._threads:
-            self._jobs.put(None)
+            job.cancel()
+        _dismiss(self._jobs, len(self._threads))
         for thread in self._threads:
             thread.join(_STOP_WAIT_S)
 
@@ -120,14 +122,19 @@ class _Job:
         self._draft: Draft | Failure | None = None
         self._failures: dict[int, Failure] = {}
 
+    def cancel(self) -> None:
+        """No picture of it is begun any more."""
+        self.claims = iter(())
+        self.done.set()
+
     def work(self, dataset: DetectionDataset, empty: Callable[[int], torch.Tensor], slot: int) -> None:
         with self._lock:
-            if self._draft is None:
+            if self._draft is None and not self.done.is_set():
                 try:
                     self._draft = dataset.draft(self.keys, empty)
                 except Exception as error:
                     self._draft = Failure.of(error)
-        for i in self.claims:
+        while (i := next(self.claims, None)) is not None:  # not a for, which would not see that it was cancelled
             try:
                 if isinstance(self._draft, Failure):
                     self._failures[i] = self._draft
@@ -138,8 +145,13 @@ class _Job:
             if next(self._ended) == len(self.keys):
                 # Of several the first in order, as a single worker would meet it.
                 self.result = self._failures[min(self._failures)] if self._failures else self._draft.batch
-                self._draft = None
                 self.done.set()
+                self._draft = None
+
+
+def _dismiss(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
+    for _ in range(threads):
+        jobs.put(None)
 
 
 def _work(

@@ -28,9 +28,10 @@ def evaluate(
     model.eval()
     model.limit_detections(cfg.score_thresh, cfg.max_detections)
     parts: list[dict[str, np.ndarray]] = []
+    loader.set_epoch(0)
     try:
         for batch in device_batches(loader, device, StepClock(device)):
-            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            with loader.explained(), torch.autocast(device.type, dtype, enabled=dtype is not None):
                 detections = model(batch)
             parts += _in_file_pixels(batch, detections)
     finally:

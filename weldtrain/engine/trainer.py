@@ -82,7 +82,7 @@ class Trainer:
         self.clock.start_epoch()
         ends_at = min(self.step + len(self.loader), self.total_steps)
         for batch in device_batches(self.loader, self.device, self.clock):
-            with self.clock.compute():
+            with self.loader.explained(), self.clock.compute():
                 self._step(batch)
             self.clock.end_step(len(batch))
             self.step += 1

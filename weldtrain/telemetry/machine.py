@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def usable_cores() -> int:
     """Cores this process may run on, which in a container are fewer than the machine has; at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup("cpu.max").split()
+    quota = (_cgroup("cpu.max") or f"{_cgroup('cpu/cpu.cfs_quota_us')} {_cgroup('cpu/cpu.cfs_period_us')}").split()
     if len(quota) == 2 and quota[0].isdecimal():
         cores = min(cores, max(1, round(int(quota[0]) / int(quota[1]))))
     return cores
@@ -34,10 +34,12 @@ def processor() -> str:
 def memory_available() -> int:
     """Bytes that can be taken without swapping, within a container's limit."""
     free = psutil.virtual_memory().available
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    limit = _cgroup("memory.max") or _cgroup("memory/memory.limit_in_bytes")
+    used = _cgroup("memory.current") or _cgroup("memory/memory.usage_in_bytes")
     if limit.isdecimal() and used.isdecimal():
         # Pages of files count as used but are given up on demand.
-        cached = next((int(line.split()[1]) for line in _cgroup("memory.stat").splitlines() if line.startswith("file ")), 0)
+        stat = dict(line.split() for line in (_cgroup("memory.stat") or _cgroup("memory/memory.stat")).splitlines())
+        cached = int(stat.get("file", stat.get("total_cache", 0)))
         free = min(free, max(0, int(limit) - int(used) + cached))
     return free
 
@@ -49,7 +51,7 @@ def boot_id() -> int:
 
 
 def _cgroup(name: str) -> str:
-    """A file of this process's control group (version 2), "" if there is none."""
+    """A file of this process's control group, version 2 or as a container of version 1 sees it; "" if there is none."""
     try:
         own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         places = [Path("/sys/fs/cgroup") / own.lstrip("/") / name, Path("/sys/fs/cgroup") / name]
