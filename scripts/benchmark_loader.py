@@ -10,7 +10,6 @@ SPDL and Ultralytics are measured where they are installed (`pip install spdl`; 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib.util
 import logging
@@ -27,13 +26,18 @@ import cv2
 import numpy as np
 import psutil
 import torch
-from torch.utils.data import DataLoader, Dataset
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from weldtrain.config import AugmentConfig, DatasetConfig, LoaderConfig, ModelConfig, SplitConfig
+from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loader
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index
 from weldtrain.data.loader import Loader, training_loader
+from weldtrain.models.detector import build_detector
 
 SIZES = {"1024²": ((1024, 1024), 400e3), "2448×2048": ((2448, 2048), 1.7e6)}
 WORKERS, BATCH = 2, 8
@@ -79,8 +83,8 @@ def make_pictures(folder: Path, size: tuple[int, int], nbytes: float, count: int
         jpeg(low, 17 * i).tofile(folder / "images" / f"{i:04}.jpg")
         corners = rng.integers(0, np.array([width, height]) - 80, (5, 2))
         objects = "".join(
-            f"<object><name>{CLASSES[k % 2]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + 64}</xmax><ymax>{y + 40}</ymax>"
-            "</bndbox></object>" for k, (x, y) in enumerate(corners.tolist()))
+            f"<object><name>{CLASSES[k % 2]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + 64}</xmax>"
+            f"<ymax>{y + 40}</ymax></bndbox></object>" for k, (x, y) in enumerate(corners.tolist()))
         (folder / "annotations" / f"{i:04}.xml").write_text(f"<annotation>{objects}</annotation>")
     (folder / "train_val_test_split.csv").write_text("image_id,split\n" + "".join(f"{i:04},train\n" for i in range(count)))
     done.touch()
@@ -92,7 +96,7 @@ def make_pictures(folder: Path, size: tuple[int, int], nbytes: float, count: int
 def ours(folder: Path, cache: str = "none", augment: AugmentConfig | None = LIGHT, **settings) -> Loader:
     config = DatasetConfig(format="welding_v2", root=str(folder), images="images", annotations="annotations",
                            split_csv="train_val_test_split.csv", split=SplitConfig(make="never"))
-    cfg = LoaderConfig(batch_size=BATCH, num_workers=WORKERS, cache=cache, **settings)
+    cfg = LoaderConfig(**{"batch_size": BATCH, "num_workers": WORKERS, "cache": cache} | settings)
     place = str(folder.parent / "cache")
     index = open_index(config, place)
     dataset = DetectionDataset(index, "train", CLASSES, MODEL, augment=augment)
@@ -101,94 +105,62 @@ def ours(folder: Path, cache: str = "none", augment: AugmentConfig | None = LIGH
     return training_loader(dataset, cfg, CPU, seed=0)
 
 
-# ---- the article's loader, its section 4 written anew
+# ---- others
 
 
-class ArticleDataset(Dataset):
-    """cv2.imread, a cache of 1000 parsed XML files, float pictures of full size."""
+class ArticleWithXml(ArticleDataset):
+    """With the article's own annotations: parsed, and a thousand files of them kept."""
 
-    def __init__(self, folder: Path) -> None:
-        lines = (folder / "train_val_test_split.csv").read_text().splitlines()[1:]
-        self.ids = [line.split(",")[0] for line in lines]
-        self.images = {i: f"{folder}/images/{i}.jpg" for i in self.ids}
-        self.xml = {i: f"{folder}/annotations/{i}.xml" for i in self.ids}
-        self.labels = {name: k for k, name in enumerate(CLASSES)}
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    def __init__(self, folder: Path, *args) -> None:
+        super().__init__(*args)
+        self._folder = folder
 
     @functools.lru_cache(1000)  # noqa: B019
-    def parse(self, path: str) -> tuple[np.ndarray, list[int]]:
+    def annotations(self, row: int) -> tuple[np.ndarray, list[int]]:
         boxes, labels = [], []
-        for item in ET.parse(path).getroot().findall("object"):
+        for item in ET.parse(self._folder / "annotations" / f"{row:04}.xml").getroot().findall("object"):
             corners = item.find("bndbox")
             boxes.append([int(corners.find(tag).text) for tag in ("xmin", "ymin", "xmax", "ymax")])
-            labels.append(self.labels[item.find("name").text])
+            labels.append(CLASSES.index(item.find("name").text))
         return np.array(boxes, np.float32), labels
 
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        image = cv2.cvtColor(cv2.imread(self.images[self.ids[i]]), cv2.COLOR_BGR2RGB)
-        boxes, labels = self.parse(self.xml[self.ids[i]])
-        rng = np.random.default_rng()
-        if rng.random() < 0.5:
-            image, boxes = cv2.flip(image, 1), boxes.copy()
-            boxes[:, [0, 2]] = image.shape[1] - boxes[:, [2, 0]]
-        if rng.random() < 0.5:
-            image, boxes = cv2.flip(image, 0), boxes.copy()
-            boxes[:, [1, 3]] = image.shape[0] - boxes[:, [3, 1]]
-        image = cv2.convertScaleAbs(image, alpha=rng.uniform(0.8, 1.2), beta=rng.uniform(0, 38))
-        return torch.from_numpy(image).permute(2, 0, 1).float() / 255.0, torch.tensor(boxes), torch.tensor(labels)
 
-
-def article_collate(batch: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    boxes = [torch.cat([torch.full((len(b), 1), float(i)), b], 1) for i, (_, b, _) in enumerate(batch)]
-    return torch.stack([image for image, _, _ in batch]), torch.cat(boxes), torch.cat([labels for _, _, labels in batch])
-
-
-class ReferenceDataset(ArticleDataset):
-    """torchvision's references/detection, preset hflip: PIL, and float pictures of full size in a list."""
+class ReferenceDataset(NaiveDataset):
+    """torchvision's references/detection, preset hflip: Pillow, and float pictures of full size in a list."""
 
     def __getitem__(self, i: int):
-        from PIL import Image
-        from torchvision import tv_tensors
-        from torchvision.transforms import v2
-
-        image = Image.open(self.images[self.ids[i]]).convert("RGB")
-        boxes, labels = self.parse(self.xml[self.ids[i]])
+        row = int(self.rows[i])
+        image = Image.open(self.index.root / self.index.path(row)).convert("RGB")
+        boxes, labels = self.annotations(row)
         boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=image.size[::-1])
         change = v2.Compose([v2.PILToTensor(), v2.RandomHorizontalFlip(0.5), v2.ToDtype(torch.float, scale=True)])
         return change(image, {"boxes": boxes, "labels": torch.tensor(labels)})
 
 
-def as_lists(batch: list) -> tuple:
+def reference_loader(dataset: ReferenceDataset) -> DataLoader:
+    return DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, collate_fn=_as_lists, drop_last=True,
+                      persistent_workers=True)
+
+
+def _as_lists(batch: list) -> tuple:
     return tuple(zip(*batch))
-
-
-def torch_loader(dataset: Dataset, collate: Callable) -> DataLoader:
-    return DataLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, collate_fn=collate, drop_last=True,
-                      persistent_workers=True, prefetch_factor=2, timeout=60)
-
-
-# ---- others
 
 
 def ultralytics_loader(folder: Path) -> Callable[[], int] | None:
     """Ultralytics' loader with its RAM cache and light augmentation, on the same pictures and boxes."""
     if not importlib.util.find_spec("ultralytics"):
         return None
-    with contextlib.suppress(Exception):
-        logging.getLogger("ultralytics").setLevel(logging.ERROR)
+    logging.getLogger("ultralytics").setLevel(logging.ERROR)
     from ultralytics.cfg import get_cfg
     from ultralytics.data.build import build_dataloader, build_yolo_dataset
 
     labels = folder / "labels"
     labels.mkdir(exist_ok=True)
     for xml in (folder / "annotations").glob("*.xml"):
-        if not (labels / f"{xml.stem}.txt").exists():
-            (labels / f"{xml.stem}.txt").write_text("0 0.5 0.5 0.1 0.1\n" * 5)
-    size = max(MODEL.min_size, 800)
-    cfg = get_cfg(overrides={"task": "detect", "imgsz": size, "cache": "ram", "mosaic": 0.0, "scale": 0.0, "translate": 0.0, "degrees": 0.0,
-                             "hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.2, "fliplr": 0.5, "flipud": 0.5, "erasing": 0.0, "rect": False})
+        (labels / f"{xml.stem}.txt").write_text("".join(f"0 0.5 0.{k} 0.1 0.1\n" for k in range(1, 6)))
+    off = dict.fromkeys(("mosaic", "scale", "translate", "degrees", "hsv_h", "hsv_s", "erasing"), 0.0)
+    cfg = get_cfg(overrides=off | {"task": "detect", "imgsz": MODEL.min_size, "cache": "ram", "hsv_v": 0.2, "fliplr": 0.5,
+                                   "flipud": 0.5, "rect": False})
     data = {"names": dict(enumerate(CLASSES)), "nc": len(CLASSES), "channels": 3}
     dataset = build_yolo_dataset(cfg, str(folder / "images"), BATCH, data, mode="train", stride=32)
     loader = build_dataloader(dataset, BATCH, WORKERS, shuffle=True, rank=-1)
@@ -206,6 +178,12 @@ def spdl_epoch(files: list[str], size: tuple[int, int]) -> Callable[[], int] | N
     def load(names: list[str]) -> torch.Tensor:
         cpu = spdl.io.load_image_batch(names, width=size[0], height=size[1], pix_fmt="rgb24")
         return spdl.io.to_torch(cpu)
+
+    try:
+        load(files[:1])
+    except RuntimeError as e:  # such as a missing FFmpeg
+        print(f"SPDL cannot decode here ({str(e).splitlines()[0]})", file=sys.stderr)
+        return None
 
     def epoch() -> int:
         rng = np.random.default_rng()
@@ -233,26 +211,27 @@ def decode_limit(files: list[str], pool, kind: int) -> Callable[[], int]:
     return lambda: sum(pool.starmap(_decode_all, [(files[i::WORKERS], kind) for i in range(WORKERS)]))
 
 
-def copy_limit(loader: Loader) -> Callable[[], int]:
+def copy_limit(loader: Loader, at_least: int) -> Callable[[], int]:
     """Nothing but copies of the cached pictures into the memory of batches, by as many threads."""
     dataset = loader.dataset
     width, height = dataset.sizes[0].tolist()
     buffers = [np.zeros((BATCH, height, width, 3), np.uint8) for _ in range(2 * WORKERS)]
 
-    def copy(thread: int, order: np.ndarray) -> None:
-        for i, row in enumerate(order[thread::WORKERS]):
-            np.copyto(buffers[(thread + WORKERS * (i // BATCH)) % len(buffers)][i % BATCH], dataset.cache.get(row))
+    def copy(thread: int, pictures: list[np.ndarray]) -> None:
+        for i, picture in enumerate(pictures):
+            np.copyto(buffers[(thread + WORKERS * (i // BATCH)) % len(buffers)][i % BATCH], picture)
 
-    def epoch() -> int:
-        order = np.random.default_rng().permutation(dataset.rows)
-        threads = [threading.Thread(target=copy, args=(k, order)) for k in range(WORKERS)]
+    def run() -> int:
+        order = np.resize(np.random.default_rng().permutation(dataset.rows), at_least)
+        pictures = [dataset.cache.get(int(row)) for row in order]
+        threads = [threading.Thread(target=copy, args=(k, pictures[k::WORKERS])) for k in range(WORKERS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return len(order)
+        return len(pictures)
 
-    return epoch
+    return run
 
 
 # ---- measuring
@@ -308,11 +287,9 @@ def boundary(loader: Loader, epochs: int = 12) -> tuple[float, float]:
 
 def step_ratio(loader: Loader) -> float:
     """The time of a training step with the loader, over that on one batch that stays on the device."""
-    from weldtrain.models.detector import build_detector
-
     torch.manual_seed(0)
-    model = build_detector(ModelConfig(backbone="resnet18", pyramid_channels=64, box_head_width=256, rpn_post_nms_top_n_train=200), 2)
-    model.train()
+    small = ModelConfig(backbone="resnet18", pyramid_channels=64, box_head_width=256, rpn_post_nms_top_n_train=200)
+    model = build_detector(small, len(CLASSES)).train()
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
 
     def step(batch) -> None:
@@ -345,60 +322,96 @@ def _for_ever(loader: Loader) -> Iterator:
 
 def memory_growth(loader: Loader) -> tuple[float, float]:
     """MB of PSS of all worker processes, or of this process where workers are threads, after epochs 2 and 10."""
-    seen = []
+    seen, before = [], psutil.Process().children(recursive=True)
     for epoch in range(10):
         loader.set_epoch(epoch)
         for _ in loader:
             pass
-        processes = psutil.Process().children(recursive=True) if loader.plan.workers == "process" else [psutil.Process()]
+        workers = [p for p in psutil.Process().children(recursive=True) if p not in before]
+        processes = workers if loader.plan.workers == "process" else [psutil.Process()]
         seen.append(sum(p.memory_full_info().pss for p in processes) / 2**20)
     return seen[1], seen[-1]
 
 
+def contenders(folder: Path, size: tuple[int, int], count: int, pool) -> tuple[dict[str, Callable[[], int]], list[Loader]]:
+    """What is measured on the pictures of one size, by name, and the loaders among it."""
+    files = sorted(map(str, (folder / "images").glob("*.jpg")))
+    half = size[0] > 2 * MODEL.min_size
+    loaders = {
+        "simple": ours(folder, num_workers=0),
+        "decoding, processes": ours(folder, workers="process"),
+        "decoding": ours(folder),
+        "cache, processes": ours(folder, "disk", workers="process"),
+        "cache": ours(folder, "disk"),
+        "cache, no augmentation": ours(folder, "disk", None),
+    }
+    cached = loaders["cache"].dataset
+    pictures = (cached.index, cached.rows[: count // 2], LIGHT)  # they take their time, and the same for each
+    named = {
+        "limit: decode": decode_limit(files, pool, cv2.IMREAD_COLOR),
+        "limit: decode at half": decode_limit(files, pool, cv2.IMREAD_REDUCED_COLOR_2) if half else None,
+        # A cached epoch is too short to be timed alone.
+        **{name: epochs_of(loader, (12 if name.startswith("cache") else 1) * count) for name, loader in loaders.items()},
+        "limit: copy": copy_limit(loaders["cache"], 24 * count),
+        "article": functools.partial(_epoch, article_loader(ArticleWithXml(folder, *pictures), BATCH, WORKERS)),
+        "torchvision reference": functools.partial(_epoch, reference_loader(ReferenceDataset(*pictures))),
+        "SPDL": spdl_epoch(files, tuple(cached.sizes[0].tolist())),
+        "Ultralytics, RAM cache": ultralytics_loader(folder) if count >= 384 else None,
+    }
+    return {name: run for name, run in named.items() if run}, list(loaders.values())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, nargs=2, default=[384, 192], help="of either size")
+    parser.add_argument("--pictures", type=int, nargs=2, default=[384, 384], help="of either size")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", type=Path, help="keep pictures here for another run")
-    parser.add_argument("--only", nargs="*", default=[], help="contenders by the start of their names")
+    parser.add_argument("--only", nargs="*", default=[], help="contenders by the start of their names, and no judgement")
     args = parser.parse_args()
     torch.set_num_threads(WORKERS)
-    temporary = tempfile.TemporaryDirectory()
-    place = args.data or Path(temporary.name)
-    pool = multiprocessing.get_context("spawn").Pool(WORKERS)
-    results: dict[str, dict[str, list[float]]] = {}
-    for (label, (size, nbytes)), count in zip(SIZES.items(), args.pictures):
-        folder = place / f"{size[0]}x{size[1]}"
-        make_pictures(folder, size, nbytes, count)
-        files = sorted(map(str, (folder / "images").glob("*.jpg")))
-        loaders = {
-            "decoding": ours(folder),
-            "decoding, processes": ours(folder, workers="process"),
-            "cache": ours(folder, "disk"),
-            "cache, no augmentation": ours(folder, "disk", None),
-            "cache, processes": ours(folder, "disk", workers="process"),
-        }
-        fast = 8 * count
-        contenders: dict[str, Callable[[], int] | None] = {
-            "limit: decode": decode_limit(files, pool, cv2.IMREAD_COLOR),
-            "limit: decode at half": decode_limit(files, pool, cv2.IMREAD_REDUCED_COLOR_2) if size[0] > 2000 else None,
-            **{name: epochs_of(loader, fast if name.startswith("cache") else count // 2)
-               for name, loader in loaders.items()},
-            "limit: copy": copy_limit(loaders["cache"]),
-            "article": functools.partial(_epoch, torch_loader(ArticleDataset(folder), article_collate)),
-            "torchvision reference": functools.partial(_epoch, torch_loader(ReferenceDataset(folder), as_lists)),
-            "SPDL": spdl_epoch(files, tuple(loaders["cache"].dataset.sizes[0].tolist())),
-            "Ultralytics, RAM cache": ultralytics_loader(folder) if count >= 384 else None,
-        }
-        chosen = {n: c for n, c in contenders.items() if c and (not args.only or n.startswith(tuple(args.only)))}
-        results[label] = compare(chosen, args.rounds)
-        print(f"\n{label}: images per second, median of {args.rounds} rounds (least to most)")
-        for name, rates in results[label].items():
-            print(f"  {name:28} {np.median(rates):8.0f}   ({min(rates):.0f} to {max(rates):.0f})")
-        for loader in loaders.values():
-            loader.close()
-    pool.terminate()
-    return 0
+    judged: list[tuple[str, str, float, float, bool]] = []
+    with tempfile.TemporaryDirectory() as temporary, multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        place = args.data or Path(temporary)
+        for k, ((label, (size, nbytes)), count) in enumerate(zip(SIZES.items(), args.pictures)):
+            folder = place / f"{size[0]}x{size[1]}"
+            make_pictures(folder, size, nbytes, count)
+            named, loaders = contenders(folder, size, count, pool)
+            rates = compare({n: r for n, r in named.items() if not args.only or n.startswith(tuple(args.only))}, args.rounds)
+            print(f"\n{label}: images per second, median of {args.rounds} rounds (least to most)")
+            for name, values in rates.items():
+                print(f"  {name:28} {np.median(values):8.0f}   ({min(values):.0f} to {max(values):.0f})")
+            for mode, against, reach in REACH:
+                if mode in rates and against in rates:
+                    ratio = float(np.median(np.divide(rates[mode], rates[against])))
+                    judged.append((f"{label}, {mode}", against, ratio, reach[k], ratio >= reach[k]))
+            for loader in loaders:
+                loader.close()
+            if k == 0 and not args.only:
+                judged += others(folder)
+    print(f"\n{'mode':36} {'against':36} {'ratio':>8} {'reach':>8}")
+    for mode, against, ratio, reach, passed in judged:
+        print(f"{mode:36} {against:36} {ratio:8.3g} {reach:8.3g}  {'pass' if passed else 'FAIL'}")
+    return 0 if all(passed for *_, passed in judged) else 1
+
+
+def others(folder: Path) -> list[tuple[str, str, float, float, bool]]:
+    """Epoch boundary, training step and memory, on the pictures of one size."""
+    judged = []
+    for mode, loader in (("decoding", ours(folder)), ("cache", ours(folder, "disk"))):
+        gap, steady = boundary(loader)
+        judged.append((f"epoch boundary, {mode}", "a steady batch", gap / steady, 2.0, gap <= 2 * steady))
+        loader.close()
+    loader = ours(folder, "disk")
+    ratio = step_ratio(loader)
+    judged.append(("training step, cache", "one batch on the device", ratio, 1.02, ratio <= 1.02))
+    loader.close()
+    for kind in ("process", "thread"):
+        loader = ours(folder, "disk", workers=kind)
+        early, late = memory_growth(loader)
+        loader.close()
+        judged.append((f"memory after 10 epochs, {kind}", f"after 2 ({early:.0f} MB PSS)", late / early, 1.01,
+                       late <= 1.01 * early))
+    return judged
 
 
 def _epoch(loader: DataLoader) -> int:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weldtrain.data.batch import IGNORED, STAGES, STRIDE, Batch, Failure, Sample, blank, collate
+from weldtrain.data.batch import IGNORED, STAGES, STRIDE, Batch, Failure, Sample, blank, collate, room
 from weldtrain.errors import DataError
 
 
@@ -144,9 +144,10 @@ def test_pictures_come_in_any_order_into_memory_that_held_something_else(batch, 
 
     of_boxes = [values.numpy()[order] for values in (batch.boxes, batch.labels, batch.batch_index)]
     of_pictures = [values.numpy() for values in (batch.image_ids, batch.original_sizes)]
-    made = blank(batch.image_sizes.numpy(), batch.shape[3], *of_boxes, *of_pictures, empty)
+    made, canvas = blank(batch.image_sizes.numpy(), batch.shape[3], *of_boxes, *of_pictures, empty)
     for i in random.sample(range(len(batch)), len(batch)):
-        made.room(i)[:] = batch.room(i)
+        size = batch.image_sizes[i].tolist()
+        room(canvas[i], *size)[:] = room(batch.images[i].permute(1, 2, 0).numpy(), *size)
     assert parts(made) == parts(batch) and asked == [len(batch.memory)]
 
 

@@ -71,7 +71,8 @@ def naive_loader(dataset: NaiveDataset, batch_size: int) -> DataLoader:
 def article_loader(dataset: ArticleDataset, batch_size: int, workers: int = 4, pin: bool = False) -> DataLoader:
     """The article's section 4.3."""
     return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, collate_fn=collate, drop_last=True,
-                      persistent_workers=workers > 0, prefetch_factor=2, pin_memory=pin, timeout=60)
+                      persistent_workers=workers > 0, prefetch_factor=2 if workers else None, pin_memory=pin,
+                      timeout=60 if workers else 0)
 
 
 def _augmented(image: np.ndarray, boxes: np.ndarray, cfg: AugmentConfig) -> tuple[np.ndarray, np.ndarray]:

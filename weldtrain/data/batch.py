@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,27 +68,46 @@ class Batch:
 
     memory: torch.Tensor  # uint8, flat: images, boxes, batch_index, labels, each beginning at a multiple of _ALIGN
     shape: tuple[int, int, int, int]  # B, H, W, C
-    image_sizes: torch.Tensor
-    image_ids: torch.Tensor
-    original_sizes: torch.Tensor
+    # Plain arrays and views made on demand: a batch is put together while its pixels have emptied the processor's caches, and
+    # there each torch operation costs ten times its usual time. Between processes each tensor costs a file descriptor.
+    host: dict[str, np.ndarray]
     box_counts: tuple[int, ...]
     ignored_counts: tuple[int, ...]
     work_s: np.ndarray
-
-    def __post_init__(self) -> None:
-        parts = []
-        for dtype, shape, start, end in _layout(self.shape, sum(self.box_counts)):
-            parts.append(self.memory[start:end].view(dtype).view(shape))
-        images, self.boxes, self.batch_index, self.labels = parts
-        self.images = images.permute(0, 3, 1, 2)
 
     def __len__(self) -> int:
         return len(self.box_counts)
 
     def __reduce__(self) -> tuple:
-        # Between processes every tensor costs a file descriptor and a mapping: only the pixels are worth it.
-        host = (self.image_sizes.numpy(), self.image_ids.numpy(), self.original_sizes.numpy())
-        return _received, (self.memory, self.shape, host, self.box_counts, self.ignored_counts, self.work_s)
+        return Batch, tuple(getattr(self, f.name) for f in fields(self))  # without the views
+
+    @functools.cached_property
+    def images(self) -> torch.Tensor:
+        return self._part(0).permute(0, 3, 1, 2)
+
+    @functools.cached_property
+    def boxes(self) -> torch.Tensor:
+        return self._part(1)
+
+    @functools.cached_property
+    def batch_index(self) -> torch.Tensor:
+        return self._part(2)
+
+    @functools.cached_property
+    def labels(self) -> torch.Tensor:
+        return self._part(3)
+
+    @functools.cached_property
+    def image_sizes(self) -> torch.Tensor:
+        return torch.from_numpy(self.host["image_sizes"])
+
+    @functools.cached_property
+    def image_ids(self) -> torch.Tensor:
+        return torch.from_numpy(self.host["image_ids"])
+
+    @functools.cached_property
+    def original_sizes(self) -> torch.Tensor:
+        return torch.from_numpy(self.host["original_sizes"])
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory, from which the device copies by itself. DataLoader calls this."""
@@ -111,13 +131,9 @@ class Batch:
         return [{"boxes": b[: len(b) - k], "labels": v[: len(b) - k], "ignored": b[len(b) - k :]}
                 for b, v, k in zip(boxes, labels, self.ignored_counts)]
 
-    def room(self, i: int) -> np.ndarray:
-        """The memory uint8 [h,w,C] of the ith picture, on the host; clears the padding around it."""
-        height, width = self.image_sizes[i].tolist()
-        canvas = self.images[i].permute(1, 2, 0).numpy()
-        canvas[height:] = 0
-        canvas[:height, width:] = 0
-        return canvas[:height, :width]
+    def _part(self, which: int) -> torch.Tensor:
+        dtype, shape, start, end = _layout(self.shape, sum(self.box_counts))[which]
+        return self.memory[start:end].view(getattr(torch, dtype)).view(shape)
 
 
 def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
@@ -125,7 +141,7 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
     for sample in samples:
         if isinstance(sample, Failure):
             return sample
-    batch = blank(
+    batch, canvas = blank(
         np.array([s.image.shape[:2] for s in samples]),
         max(s.image.shape[2] for s in samples),  # grey ones beside RGB are repeated
         np.concatenate([s.boxes for s in samples]),
@@ -135,45 +151,49 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
         np.array([s.original_size for s in samples]),
     )
     for i, s in enumerate(samples):
-        batch.room(i)[:] = s.image
+        room(canvas[i], *s.image.shape[:2])[:] = s.image
     return batch
 
 
 def blank(
     image_sizes: np.ndarray, channels: int, boxes: np.ndarray, labels: np.ndarray, batch_index: np.ndarray,
     image_ids: np.ndarray, original_sizes: np.ndarray, empty: Callable[[int], torch.Tensor] | None = None,
-) -> Batch:
-    """A batch whose pictures are yet to be put into their `room`. The other arrays are a Batch's own, boxes in any order;
-    `empty` gives memory uint8 [n] for n bytes."""
+) -> tuple[Batch, np.ndarray]:
+    """A batch whose pictures are yet to be put into their `room`, and the memory [B,H,W,C] for them. The other arrays are a
+    Batch's own, boxes in any order; `empty` gives memory uint8 [n] for n bytes."""
     order = np.lexsort((labels == IGNORED, batch_index))
     boxes, index, labels = boxes[order], batch_index[order], labels[order]
     height, width = (-(-int(side) // STRIDE) * STRIDE for side in image_sizes.max(0))
     shape = (len(image_sizes), height, width, channels)
-    nbytes = _layout(shape, len(boxes))[-1][-1]
+    layout = _layout(shape, len(boxes))
+    nbytes = layout[-1][-1]
+    memory = empty(nbytes) if empty else torch.empty(nbytes, dtype=torch.uint8)
+    flat = memory.numpy()
+    for (dtype, _, start, end), values in zip(layout[1:], (boxes, index, labels)):
+        flat[start:end].view(dtype).reshape(values.shape)[:] = values
     batch = Batch(
-        memory=empty(nbytes) if empty else torch.empty(nbytes, dtype=torch.uint8),
+        memory=memory,
         shape=shape,
-        image_sizes=torch.from_numpy(image_sizes),
-        image_ids=torch.from_numpy(image_ids),
-        original_sizes=torch.from_numpy(original_sizes),
+        host={"image_sizes": image_sizes, "image_ids": image_ids, "original_sizes": original_sizes},
         box_counts=tuple(np.bincount(index, minlength=len(image_sizes)).tolist()),
         ignored_counts=tuple(np.bincount(index[labels == IGNORED], minlength=len(image_sizes)).tolist()),
         work_s=np.zeros((len(image_sizes), len(STAGES))),
     )
-    for tensor, values in ((batch.boxes, boxes), (batch.batch_index, index), (batch.labels, labels)):
-        tensor.numpy()[:] = values
-    return batch
+    return batch, flat[: layout[0][-1]].reshape(shape)
 
 
-def _layout(shape: tuple[int, int, int, int], boxes: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
+def room(canvas: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The part [h,w,C] of a picture's memory [H,W,C] that it fills; clears the padding around it."""
+    canvas[height:] = 0
+    canvas[:height, width:] = 0
+    return canvas[:height, :width]
+
+
+def _layout(shape: tuple[int, int, int, int], boxes: int) -> list[tuple[str, tuple[int, ...], int, int]]:
     """Type, shape, first and last byte of images, boxes, batch_index and labels in a batch's memory."""
     parts, start = [], 0
-    for dtype, of in ((torch.uint8, shape), (torch.float32, (boxes, 4)), (torch.int64, (boxes,)), (torch.int64, (boxes,))):
-        end = start + math.prod(of) * dtype.itemsize
+    for dtype, size, of in (("uint8", 1, shape), ("float32", 4, (boxes, 4)), ("int64", 8, (boxes,)), ("int64", 8, (boxes,))):
+        end = start + math.prod(of) * size
         parts.append((dtype, of, start, end))
         start = -(-end // _ALIGN) * _ALIGN
     return parts
-
-
-def _received(memory: torch.Tensor, shape: tuple, host: tuple[np.ndarray, ...], *counts) -> Batch:
-    return Batch(memory, shape, *map(torch.from_numpy, host), *counts)

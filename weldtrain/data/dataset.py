@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data import images
 from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes
-from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank
+from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank, room
+from weldtrain.data.buffers import Buffers, shared_memory
 from weldtrain.data.cache import PictureCache
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
@@ -26,9 +27,10 @@ from weldtrain.data.sampler import Key
 
 
 class Draft(NamedTuple):
-    """A batch whose pictures are yet to be filled in, and what each is to be."""
+    """A batch whose pictures are yet to be filled in, the memory [B,H,W,C] for them, and what each is to be."""
 
     batch: Batch
+    canvas: np.ndarray
     recipes: list[Recipe]
 
 
@@ -65,13 +67,13 @@ class DetectionDataset(Dataset):
     def __getitems__(self, keys: Sequence[Key]) -> Batch | Failure:
         """A whole batch: torch's loader asks for it at once."""
         try:
-            return self.fetch(keys)
+            return self.fetch(keys, self._empty)
         except Exception as error:
             return Failure.of(error)
 
-    def fetch(self, keys: Sequence[Key]) -> Batch:
-        """The batch of samples `keys`. Raises DataError for an unreadable picture."""
-        draft = self.draft(keys)
+    def fetch(self, keys: Sequence[Key], empty: Callable[[int], torch.Tensor] | None = None) -> Batch:
+        """The batch of samples `keys`; `empty` gives memory uint8 [n] for n bytes. Raises DataError for an unreadable picture."""
+        draft = self.draft(keys, empty)
         for i in range(len(keys)):
             self.fill(draft, i, self._worker)
         return draft.batch
@@ -91,7 +93,7 @@ class DetectionDataset(Dataset):
         made = recipes(self.augment, self.seed, keys, Pool(self.rows, self._donors, self.sizes, self._boxes))
         shown = np.array([layer.row for recipe in made for layer in recipe.layers])
         boxes, labels, owner = boxes_of(made, *self._boxes(shown), self.augment.min_visible if self.augment else 0.0)
-        batch = blank(
+        batch, canvas = blank(
             np.array([recipe.size[::-1] for recipe in made]),
             1 if index.grey[shown].all() else 3,
             boxes,
@@ -102,13 +104,13 @@ class DetectionDataset(Dataset):
             empty,
         )
         batch.work_s[:, STAGES.index("assemble")] = (time.perf_counter() - start) / len(made)
-        return Draft(batch, made)
+        return Draft(batch, canvas, made)
 
     def fill(self, draft: Draft, i: int, worker: int = 0) -> None:
         """Puts the ith picture into its place. Raises PictureError."""
         recipe = draft.recipes[i]
         laps = Laps(draft.batch.work_s[i])
-        out = draft.batch.room(i)
+        out = room(draft.canvas[i], *recipe.size[::-1])
         laps("assemble")
         pictures = {}
         for row in dict.fromkeys(layer.row for layer in recipe.layers):
@@ -124,11 +126,11 @@ class DetectionDataset(Dataset):
         self._watched = torch.full((max(workers, 1), 2), -1)
         if shared and workers:
             self._watched.share_memory_()
-        self.reading, self._worker = self._watched.numpy(), 0
+        self.reading, self._worker, self._empty = self._watched.numpy(), 0, Buffers(at_most=2)
 
     def watched_as(self, worker: int) -> None:
         """Called in a worker process."""
-        self.reading, self._worker = self._watched.numpy(), worker
+        self.reading, self._worker, self._empty = self._watched.numpy(), worker, shared_memory
         self.reading[worker, 0] = os.getpid()
 
     def largest(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from weldtrain.config import LoaderConfig
 from weldtrain.data.batch import STRIDE, Batch, Failure
+from weldtrain.data.buffers import keep_pages
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.sampler import Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
@@ -121,9 +122,10 @@ class Loader:
         if until is not None and epoch >= until:
             until = None  # more than was announced
         keys = self.order.epochs(epoch, start, until)
+        keep_pages()
         self.dataset.watch(settled.num_workers, shared=settled.workers == "process")
         if settled.workers == "thread" and settled.num_workers:
-            return ThreadStream(self.dataset, keys, settled.num_workers, settled.num_workers * settled.prefetch_factor,
+            return ThreadStream(self.dataset, keys, settled.num_workers, settled.prefetch_factor,
                                 settled.timeout_s, settled.pin_memory)
         return iter(DataLoader(
             self.dataset,
@@ -218,8 +220,9 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
     if kind == "process":
         workers, prefetch = _fit_shared_memory(workers, prefetch, bytes_per_batch, notes)
         _allow_files(workers * prefetch, notes)
-    prefetch = _fit_memory(workers, prefetch, bytes_per_batch, notes)
-    pin, why = _pin(cfg.pin_memory, device, workers, workers * prefetch * bytes_per_batch)
+    fillers = workers if kind == "process" else min(workers, 1)  # threads fill one batch together
+    prefetch = _fit_memory(fillers, prefetch, bytes_per_batch, notes)
+    pin, why = _pin(cfg.pin_memory, device, workers, fillers * prefetch * bytes_per_batch)
     notes.append(f"loader.pin_memory={str(cfg.pin_memory).lower()}: {'on' if pin else 'off'}, {why}")
     context = cfg.multiprocessing_context if workers and kind == "process" else None
     if context and context not in torch.multiprocessing.get_all_start_methods():
@@ -326,4 +329,5 @@ def _init_worker(worker_id: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    keep_pages()
     get_worker_info().dataset.watched_as(worker_id)

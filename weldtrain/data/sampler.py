@@ -28,9 +28,10 @@ class Order:
         self._groups = None if shapes is None else _aspect_groups(shapes)
 
     def __len__(self) -> int:
-        """Batches of an epoch, for each rank."""
-        together = self.batch_size * self.share[1]
-        return self._total // together if self.drop_last else -(-self._total // together)
+        """Batches of an epoch of this rank: of every rank as many, but for a last one that is too small for all."""
+        rank, ranks = self.share
+        whole, rest = divmod(self._total, self.batch_size * ranks)
+        return whole + (rest > rank and not self.drop_last)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[Key]]:
         """The keys of each batch of an epoch from the `start`th on."""

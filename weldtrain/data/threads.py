@@ -13,10 +13,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 
 from weldtrain.data.batch import Batch, Failure
+from weldtrain.data.buffers import Buffers, pinned
 from weldtrain.data.dataset import DetectionDataset, Draft
 from weldtrain.data.sampler import Key
 
@@ -32,15 +32,16 @@ class ThreadStream:
         self._dataset, self._keys, self._ahead, self._timeout_s = dataset, keys, ahead, timeout_s or None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pending: deque[_Job] = deque()
-        empty = _pinned if pin else Buffers(ahead + 2)
+        empty = pinned if pin else Buffers(ahead + 2)
         self._threads = [
             threading.Thread(target=_work, args=(self._jobs, dataset, empty, slot), name=f"weldtrain-loader-{slot}", daemon=True)
             for slot in range(threads)
         ]
         for thread in self._threads:
             thread.start()
-        # A stream that is forgotten must not keep its threads; they do not refer to it.
-        weakref.finalize(self, _dismiss, self._jobs, threads).atexit = False
+        # Also for a stream that is forgotten, to which its threads do not refer, and before the interpreter ends: it would
+        # end a thread within OpenCV by an exception, and that the process.
+        self._end = weakref.finalize(self, _end, self._jobs, self._threads, self._pending)
 
     def __iter__(self) -> ThreadStream:
         return self
@@ -64,11 +65,7 @@ class ThreadStream:
 
     def close(self) -> None:
         """Ends the threads after the picture that each is at; one that hangs is left behind."""
-        for job in self._pending:
-            job.cancel()
-        _dismiss(self._jobs, len(self._threads))
-        for thread in self._threads:
-            thread.join(_STOP_WAIT_S)
+        self._end()
 
     def _feed(self) -> None:
         while len(self._pending) < self._ahead and (keys := next(self._keys, None)) is not None:
@@ -76,37 +73,6 @@ class ThreadStream:
             self._pending.append(job)
             for _ in self._threads:
                 self._jobs.put(job)
-
-
-class Buffers:
-    """Memory of batches, used again once nothing refers to it: fresh pages would cost more than filling them."""
-
-    def __init__(self, at_most: int) -> None:
-        """`at_most` pieces are kept for later."""
-        self._free: list[np.ndarray] = []
-        self._at_most = at_most
-
-    def __call__(self, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes], with anything in it."""
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(0, np.uint8)
-        if len(memory) < nbytes:
-            memory = np.empty(nbytes, np.uint8)
-        part = memory[:nbytes]
-        # The tensor holds this very array, and whatever is made of the tensor holds the tensor.
-        weakref.finalize(part, self._take_back, memory).atexit = False
-        return torch.from_numpy(part)
-
-    def _take_back(self, memory: np.ndarray) -> None:
-        if len(self._free) < self._at_most:
-            self._free.append(memory)
-
-
-def _pinned(nbytes: int) -> torch.Tensor:
-    """Page-locked memory: torch's own pool, which gives none out while a copy from it is under way."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 class _Job:
@@ -149,9 +115,14 @@ class _Job:
                 self._draft = None
 
 
-def _dismiss(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
-    for _ in range(threads):
+def _end(jobs: queue.SimpleQueue[_Job | None], threads: Sequence[threading.Thread], pending: deque[_Job]) -> None:
+    for job in pending:
+        job.cancel()
+    for _ in threads:
         jobs.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():  # in which a stream may be collected
+            thread.join(_STOP_WAIT_S)
 
 
 def _work(
