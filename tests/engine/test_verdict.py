@@ -3,9 +3,10 @@
 import pytest
 
 from weldtrain.data.batch import STAGES
-from weldtrain.engine.ledger import STEP_STAGES, Ledger, Rate
+from weldtrain.engine.ledger import BETWEEN, STEP_STAGES, Ledger, Rate
 from weldtrain.engine.tuning import Point, Setting, candidates, choose, search
-from weldtrain.engine.verdict import BETWEEN, judge
+from weldtrain.engine.verdict import judge
+from weldtrain.errors import TrainingError
 
 THREADS = Setting("thread", 2, 2, False)
 
@@ -24,28 +25,35 @@ def point(setting, *windows, cpu_ms=1.0, looks=1):
     (None, THREADS._replace(workers="process"), BETWEEN)])
 def test_a_slow_loader_is_blamed_by_its_slowest_stage(slow, now, stage):
     costs = ledger(**({slow: 20.0} if slow else {}))
-    best = point(now._replace(cache=True), 400.0)
-    verdict = judge(costs, 30.0 if slow is None else 0.5, loader_per_s=50, model_per_s=200, trained_per_s=48, best=best, now=now)
+    verdict = judge(costs, 30.0 if slow is None else 0.5, loader_per_s=50, model_per_s=200, trained_per_s=48, gain=4.0,
+                    best=now._replace(cache=True), now=now)
     assert (verdict.stage, verdict.limited_by, verdict.share) == (stage, "loader", 0.24)
     assert "24% of the limit" in verdict.sentence and "loader.cache=auto" in verdict.sentence
-    assert "predicted 4 times the rate" in verdict.sentence  # up to what the model takes
+    assert "predicted 4 times the rate" in verdict.sentence
 
 
 def test_a_slow_model_is_blamed_whatever_the_loader_costs():
-    verdict = judge(ledger(decode=50.0, backward=80.0), 0.5, loader_per_s=300, model_per_s=10, trained_per_s=9.6,
-                    best=point(THREADS, 300.0), now=THREADS)
+    verdict = judge(ledger(decode=50.0, backward=80.0), 0.5, loader_per_s=300, model_per_s=10, trained_per_s=9.6, gain=1.0,
+                    best=THREADS, now=THREADS)
     assert (verdict.stage, verdict.limited_by) == ("backward", "model")
     assert "96% of the limit" in verdict.sentence and "stop tuning" in verdict.sentence
 
 
+def test_where_loading_takes_the_processor_from_the_model_it_is_not_told_to_stop():
+    verdict = judge(ledger(decode=9.0, backward=10.0), None, loader_per_s=60, model_per_s=50, trained_per_s=27, gain=1.8,
+                    best=THREADS._replace(cache=True), now=THREADS)
+    assert verdict.limited_by == "model" and "stop tuning" not in verdict.sentence
+    assert "decoding" in verdict.sentence and "loader.cache=auto" in verdict.sentence
+
+
 def test_nothing_is_promised_where_nothing_is_faster():
-    verdict = judge(ledger(augment=20.0), 0.5, loader_per_s=50, model_per_s=200, trained_per_s=48,
-                    best=point(THREADS, 51.0), now=THREADS)
-    assert "predicted" not in verdict.sentence and "augment=light" in verdict.sentence
+    verdict = judge(ledger(augment=20.0), 0.5, loader_per_s=50, model_per_s=200, trained_per_s=48, gain=1.02,
+                    best=THREADS._replace(num_workers=4), now=THREADS, why_no_cache="loader.cache=auto: off, needs 40 GB")
+    assert "predicted" not in verdict.sentence and "augment=light" in verdict.sentence and "needs 40 GB" in verdict.sentence
 
 
 def test_halving_spends_its_time_on_what_is_fast():
-    rates = {setting: 100.0 + i for i, setting in enumerate(candidates(4, cache=True))}
+    rates = {setting: 100.0 + i for i, setting in enumerate(candidates(THREADS, 4, cache=True))}
     spent = dict.fromkeys(rates, 0.0)
 
     def measured(setting, seconds):
@@ -59,14 +67,19 @@ def test_halving_spends_its_time_on_what_is_fast():
     assert [p.looks for p in points] == sorted((p.looks for p in points), reverse=True)
 
 
+def test_the_present_setting_is_always_tried():
+    now = Setting("process", 3, 5, True)
+    assert candidates(now, 2, cache=True)[0] == now and now in candidates(now, 2, cache=False)
+
+
 def test_a_setting_that_cannot_start_is_told_and_left_out():
     def measured(setting, seconds):
         if setting.workers == "process":
-            raise OSError("no more processes")
+            raise TrainingError("a loader worker died", "loader.num_workers", "fewer")
         return Rate([50.0])
 
     points = search([THREADS, THREADS._replace(workers="process")], measured, 1)
-    assert points[-1].problem == "no more processes" and choose(points, 1e9).setting == THREADS
+    assert "a loader worker died" in points[-1].problem and choose(points, 1e9).setting == THREADS
 
 
 def test_of_settings_as_good_the_one_that_leaves_most_of_the_processor_is_chosen():
@@ -79,7 +92,7 @@ def test_of_settings_as_good_the_one_that_leaves_most_of_the_processor_is_chosen
 
 
 def test_the_ladder_holds_both_kinds_with_and_without_the_cache():
-    tried = candidates(2, cache=True)
+    tried = candidates(THREADS, 2, cache=True)
     assert len(set(tried)) == len(tried)
     assert {s.num_workers for s in tried} == {0, 1, 2, 4} and {s.workers for s in tried} == {"thread", "process"}
-    assert not any(s.cache for s in candidates(2, cache=False))
+    assert not any(s.cache for s in candidates(THREADS, 2, cache=False))

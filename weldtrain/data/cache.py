@@ -54,6 +54,7 @@ class PictureCache:
         nbytes = sizes.prod(1) * np.where(grey, 1, 3)
         first = _pages(len(sizes) * 12)
         self._places = first + np.concatenate([[0], np.cumsum(_pages(nbytes))])
+        os.utime(self._fd)  # the last use, by which caches are given up
         alone = _lock(self._fd, exclusive=True, wait=False)
         if not alone:  # in use, or just being made
             _lock(self._fd, exclusive=False)
@@ -148,7 +149,7 @@ def open_cache(
     missing = int(nbytes[~present].sum())
     budget = int(cfg.cache_budget_gb * 2**30)
     places = {
-        "disk": _free(folder, file),
+        "disk": _free(folder, file) if hasattr(os, "pwrite") else (0, "on a system without pwrite"),
         "ram": (memory_available() if hasattr(os, "memfd_create") else 0, "of free memory"),
     }
     share = UNASKED_SHARE if cfg.cache == "auto" else 1.0
@@ -167,10 +168,15 @@ def open_cache(
     absent = rows[~present] if place == "disk" else rows
     seconds = _seconds(absent, decoded, workers) if len(absent) else 0.0
     quote = f"{asked}: {place}, needs {_size(need[place])}" + f" and {_duration(seconds)} of the first epoch" * (seconds > 0)
-    if place == "disk":
+    try:
+        if place == "ram":
+            return PictureCache.in_memory(sizes, index.grey, cfg.cache_encoding), quote
         _make_room(folder, file, budget - int(nbytes.sum()), missing)
         return PictureCache(file, sizes, index.grey, cfg.cache_encoding), quote
-    return PictureCache.in_memory(sizes, index.grey, cfg.cache_encoding), quote
+    except OSError as e:  # another user's file, a file system that cannot map
+        if cfg.cache == "auto":
+            return None, f"{asked}: off, {e.filename or folder}: {e.strerror}"
+        raise ConfigError(f"{e.filename or folder}: {e.strerror}", asked, "set cache_dir to a folder of your own, or none") from e
 
 
 def _key(index: AnnotationIndex, sizes: np.ndarray, window: Window, encoding: str) -> str:
@@ -220,7 +226,7 @@ def _free(folder: Path, keep: Path) -> tuple[int, str]:
 
 def _others(folder: Path, keep: Path) -> list[Path]:
     """The other caches, the longest unused first."""
-    return sorted((f for f in folder.glob("*.pix") if f != keep), key=lambda f: f.stat().st_atime)
+    return sorted((f for f in folder.glob("*.pix") if f != keep), key=lambda f: f.stat().st_mtime)
 
 
 def _taken(file: Path) -> int:

@@ -120,6 +120,10 @@ class DetectionDataset(Dataset):
         paint(pictures, recipe, out)
         laps("augment")
 
+    def keep(self, rows: np.ndarray) -> None:
+        """From now on only these rows of the index are there, also for what a sample is made of."""
+        self.rows, self._donors = rows, np.intersect1d(self._donors, rows)
+
     def watch(self, workers: int, shared: bool) -> None:
         """Notes from now on what each worker reads: `reading` int64 [workers,2] is its process and a row of the index, -1 for
         none; in memory shared with worker processes, if `shared`."""

@@ -76,19 +76,19 @@ class Loader:
         if self._stream is None or self._stream_at != self._at or self._at[0] == self._until:
             self.close()
             self._stream, self._stream_at = self._open(*self._at), self._at
-        epoch, start = self._at
+        stream, (epoch, start) = self._stream, self._at
         ended = False
         try:
             for i in range(start, len(self)):
                 with self.explained():
-                    batch = next(self._stream)
+                    batch = next(stream)
                 if isinstance(batch, Failure):
                     batch.reraise()
                 ended = i + 1 == len(self)  # whether or not the next one is asked for
                 self._at = self._stream_at = (epoch + 1, 0) if ended else (epoch, i + 1)
                 yield batch
         finally:
-            if not (ended and self.plan.persistent_workers):
+            if self._stream is stream and not (ended and self.plan.persistent_workers):
                 self.close()
 
     @contextlib.contextmanager

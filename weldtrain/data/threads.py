@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ class ThreadStream:
     def __init__(
         self, dataset: DetectionDataset, keys: Iterator[list[Key]], threads: int, ahead: int, timeout_s: float, pin: bool
     ) -> None:
-        self._dataset, self._keys, self._ahead, self._timeout_s = dataset, keys, ahead, timeout_s or None
+        self._keys, self._ahead, self._timeout_s = keys, ahead, timeout_s or None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pending: deque[_Job] = deque()
         empty = pinned if pin else Buffers(ahead + 2)
@@ -120,9 +121,10 @@ def _end(jobs: queue.SimpleQueue[_Job | None], threads: Sequence[threading.Threa
         job.cancel()
     for _ in threads:
         jobs.put(None)
+    until = time.monotonic() + _STOP_WAIT_S
     for thread in threads:
         if thread is not threading.current_thread():  # in which a stream may be collected
-            thread.join(_STOP_WAIT_S)
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _work(

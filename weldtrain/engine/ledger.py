@@ -7,6 +7,7 @@ up to the wall clock. Rates are timed as training runs, with everything at once.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from weldtrain.config import OptimizerConfig
 from weldtrain.data import images
 from weldtrain.data.batch import STAGES, Batch
+from weldtrain.data.buffers import Buffers, pinned, shared_memory
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import Loader
 from weldtrain.data.sampler import Key
@@ -30,7 +32,8 @@ from weldtrain.engine.prefetch import device_batches
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
 
-DEVICE_STAGES = ("pin", "h2d")
+DEVICE_STAGES = ("h2d",)
+BETWEEN = "between processes"
 STEP_STAGES = ("forward", "backward", "optimizer")
 _PROBE_BYTES = 128 * 2**20
 
@@ -54,7 +57,7 @@ class Ledger:
 
 
 class TrainingStep:
-    """Forward, backward and optimiser on one batch, as the trainer does them."""
+    """Forward, backward and optimiser on one batch, as the trainer does them between its log steps."""
 
     def __init__(self, model: Detector, cfg: OptimizerConfig, device: torch.device, dtype: torch.dtype | None) -> None:
         self.model, self.device, self.dtype = model.train(), device, dtype
@@ -71,6 +74,8 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(total).backward()
         lap("backward")
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         lap("optimizer")
@@ -82,6 +87,7 @@ def take_ledger(
     """Runs batches through every stage for `budget_s` seconds, at least two, the first of which is not counted."""
     device = step.device
     names = (*STAGES, *DEVICE_STAGES, *STEP_STAGES)
+    empty = pinned if pin else Buffers(at_most=2)
     seconds, wall_s, pictures = dict.fromkeys(names, 0.0), 0.0, 0
     begun = time.perf_counter()
     for k, keys in enumerate(batches):
@@ -95,11 +101,8 @@ def take_ledger(
             taken[stage] = now - mark  # noqa: B023
             mark = now
 
-        batch = dataset.fetch(keys)
+        batch = dataset.fetch(keys, empty)
         mark = time.perf_counter()
-        if pin:
-            batch = batch.pin_memory()
-        lap("pin")
         batch = batch.to(device, non_blocking=pin)
         lap("h2d")
         step(batch, lap)
@@ -146,7 +149,8 @@ def measure(
     stream = _for_ever(loader, device, clock)
     with contextlib.closing(stream):
         started = time.perf_counter()
-        for _ in range(2 + (loader.ready or 0)):
+        plan = loader.plan
+        for _ in range(1 + (plan.prefetch_factor or 1) * (plan.num_workers if plan.workers == "process" else 1)):
             _taken(next(stream), step)
             if time.perf_counter() - started > seconds:
                 break
@@ -247,6 +251,7 @@ def sequential_mb_s(folder: Path) -> dict[str, float]:
 
 def copy_gb_s(threads: int) -> float:
     """Memory copied by so many threads at once, in GB/s."""
+    threads = min(threads, 16)  # more do not raise it, and each takes 64 MB
     pairs = [(np.ones(32 * 2**20, np.uint8), np.ones(32 * 2**20, np.uint8)) for _ in range(threads)]
     rounds = 4
 
@@ -273,18 +278,21 @@ def h2d_gb_s(device: torch.device, pin: bool) -> float:
 
 
 def between_processes_ms(batch: Batch, batches: int = 12) -> float:
-    """Milliseconds per picture that it takes to send a finished batch from a worker process to this one."""
+    """Milliseconds per picture between a worker process that fills shared memory and this one that reads it, beyond a copy
+    within one process: fresh pages on both sides, a file descriptor, waking up."""
     loader = DataLoader(_Ready(batch, batches), batch_size=None, num_workers=1, prefetch_factor=2)
     arrivals = []
-    for _ in loader:
+    for sent in loader:
+        sent.memory.sum()  # the trainer's copy reads it too
         arrivals.append(time.perf_counter())
+    target = batch.memory.clone()
     start = time.perf_counter()
     for _ in range(batches):
-        batch.memory.clone()
-    cloning_s = (time.perf_counter() - start) / batches
+        target.copy_(batch.memory).sum()
+    here_s = (time.perf_counter() - start) / batches
     # Of the first ones some lay ready when they were asked for.
     sending_s = (arrivals[-1] - arrivals[3]) / (len(arrivals) - 4)
-    return 1e3 * max(sending_s - cloning_s, 1e-6) / len(batch)
+    return 1e3 * max(sending_s - here_s, 0.0) / len(batch)
 
 
 class _Ready(Dataset):
@@ -295,7 +303,7 @@ class _Ready(Dataset):
         return self._count
 
     def __getitem__(self, i: int) -> Batch:
-        return replace(self._batch, memory=self._batch.memory.clone())  # what was sent once lies in shared memory
+        return replace(self._batch, memory=shared_memory(self._batch.memory.nbytes).copy_(self._batch.memory))
 
 
 def _for_ever(loader: Loader, device: torch.device, clock: StepClock) -> Iterator[Batch]:
@@ -324,7 +332,7 @@ def _cpu_s() -> float:
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

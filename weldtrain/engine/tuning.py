@@ -14,10 +14,12 @@ import numpy as np
 
 from weldtrain.config import LoaderConfig
 from weldtrain.engine.ledger import Rate
+from weldtrain.errors import TrainingError, one_line
 
 WORKERS_AT_MOST = 16
 # Within this share of the best, or within the noise of both, the cheaper setting is the better one.
 AS_GOOD = 0.03
+ENOUGH = 0.9  # of the model's own rate, from which on tuning the loader is a waste of time
 
 
 class Setting(NamedTuple):
@@ -46,24 +48,23 @@ class Point:
         return self.rate.noise / max(len(self.rate.windows), 1) ** 0.5
 
     def described(self, model_per_s: float) -> dict[str, Any]:
-        """Plain values, and whether such a loader or the model would be the limit."""
+        """Plain values, and whether with such a loader it or the model would be the limit."""
         rate = self.rate
         return {**self.setting._asdict(), "images_per_s": rate.mean, "noise": rate.noise, "windows": len(rate.windows),
                 "looks": self.looks, "cpu_pct": rate.cpu_pct, "cpu_ms": rate.cpu_ms, "gpu_pct": rate.gpu_pct,
-                "bottleneck": "model" if rate.mean >= model_per_s else "loader", "problem": self.problem}
+                "bottleneck": "model" if rate.mean >= ENOUGH * model_per_s else "loader", "problem": self.problem}
 
 
-def candidates(cores: int, cache: bool, processes: bool = True) -> list[Setting]:
-    """The article's ladder of workers, as threads and as processes, with less and with more in hand, with and without the
-    cache."""
-    ladder = sorted({min(n, WORKERS_AT_MOST) for n in (1, 2, 4, 8, 16) if n <= 2 * cores})
-    kinds = ("thread", "process") if processes else ("thread",)
-    tried = [Setting("process", 0, 2, False)]
-    tried += [Setting(kind, n, 2, False) for kind in kinds for n in ladder]
-    tried += [Setting("thread", min(cores, WORKERS_AT_MOST), depth, False) for depth in (1, 4)]
-    if cache:
-        tried += [setting._replace(cache=True) for setting in tried]
-    return tried
+def candidates(now: Setting, cores: int, cache: bool) -> list[Setting]:
+    """The present setting first; then the article's ladder of workers, as threads and as processes, with less and with more in
+    hand; each with and without the cache, where there can be one."""
+    all_cores = min(cores, WORKERS_AT_MOST)
+    ladder = sorted({all_cores} | {n for n in (1, 2, 4, 8, 16) if n <= min(2 * cores, WORKERS_AT_MOST)})
+    tried = [now, Setting("process", 0, 2, False)]
+    tried += [Setting(kind, n, 2, False) for kind in ("thread", "process") for n in ladder]
+    tried += [Setting("thread", all_cores, depth, False) for depth in (1, 4)]
+    cached = [setting._replace(cache=True) for setting in tried] if cache else []
+    return list(dict.fromkeys([now, *(setting._replace(cache=False) for setting in tried), *cached]))
 
 
 def search(settings: Iterable[Setting], measured: Callable[[Setting, float], Rate], budget_s: float) -> list[Point]:
@@ -76,19 +77,18 @@ def search(settings: Iterable[Setting], measured: Callable[[Setting, float], Rat
         for point in alive:
             try:
                 rate = measured(point.setting, share_s)
-            except (OSError, RuntimeError) as e:  # such as processes that cannot be started
-                point.problem = str(e)
+            except (OSError, RuntimeError, TrainingError) as e:  # such as processes that die for lack of memory
+                point.problem = one_line(str(e))
                 continue
-            rate.windows = point.rate.windows + rate.windows
-            point.rate, point.looks = rate, point.looks + 1
+            point.rate, point.looks = rate, point.looks + 1  # the longest look counts
         alive = sorted((p for p in alive if not p.problem), key=lambda p: -p.rate.mean)[: len(alive) // 2]
-    return sorted(points, key=lambda p: -p.rate.mean)
+    return sorted(points, key=lambda p: (bool(p.problem), -p.looks, -p.rate.mean))
 
 
 def choose(points: Sequence[Point], enough: float) -> Point:
     """Of the settings with workers that are as good as the best, or give `enough` images per second, the one that takes least
     of the processor; of equals the one with fewer workers and less in hand."""
-    points = [p for p in points if p.setting.num_workers and p.looks]
+    points = [p for p in points if p.setting.num_workers and p.looks and not p.problem]
     best = points[0]
     wanted = min(enough, (1 - AS_GOOD) * best.rate.mean - best.uncertainty)
     good = [p for p in points if p.rate.mean + p.uncertainty >= wanted]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weldtrain.data.batch import STAGES
-from weldtrain.engine.ledger import STEP_STAGES, Ledger
-from weldtrain.engine.tuning import Point, Setting
+from weldtrain.engine.ledger import BETWEEN, STEP_STAGES, Ledger
+from weldtrain.engine.tuning import ENOUGH, Setting
 from weldtrain.telemetry.charts import short
 
-ENOUGH = 0.9  # of the limit, from which on tuning the loader is a waste of time
-BETWEEN = "between processes"
 _WORDS = {
     "read": "reading files", "decode": "decoding", "resize": "resizing", "cache": "reading the cache", "augment": "augmentation",
     "assemble": "putting batches together", BETWEEN: "sending batches between processes",
@@ -29,43 +27,49 @@ class Verdict:
 
 
 def judge(
-    ledger: Ledger, between_ms: float, loader_per_s: float, model_per_s: float, trained_per_s: float, best: Point, now: Setting
+    ledger: Ledger, between_ms: float | None, loader_per_s: float, model_per_s: float, trained_per_s: float, gain: float,
+    best: Setting, now: Setting, why_no_cache: str = "",
 ) -> Verdict:
     """From the ledger of the present setting, `between_ms` per picture if its workers are processes, the rates in images per
-    second of its loader alone, of the model alone and of both together, and the best setting found."""
+    second of its loader alone, of the model alone and of both together, and how many times as fast the best setting is."""
     share = min(1.0, trained_per_s / model_per_s)
     costs = {stage: ledger.ms[stage] for stage in STAGES}
-    if now.workers == "process" and now.num_workers:
+    if now.workers == "process" and now.num_workers and between_ms is not None:
         costs[BETWEEN] = between_ms
-    if loader_per_s >= model_per_s:
+    slowest = max(costs, key=lambda stage: costs[stage])
+    both = (f"Training runs at {short(trained_per_s)} images/s; the model alone could do {short(model_per_s)} "
+            f"({share:.0%} of the limit).")
+    changes = [f"loader.{name}={getattr(best, name)}" for name in ("workers", "num_workers", "prefetch_factor")
+               if getattr(best, name) != getattr(now, name)]
+    if best.cache and not now.cache:
+        changes.insert(0, "loader.cache=auto")
+    if loader_per_s >= model_per_s and (share >= ENOUGH or (1 - ENOUGH) * loader_per_s >= model_per_s):
         stage = max(STEP_STAGES, key=lambda s: ledger.ms[s])
         part = ledger.ms[stage] / ledger.step_ms
-        sentence = (f"The model is the limit, {_WORDS[stage]} above all ({part:.0%} of a step): {short(trained_per_s)} of "
-                    f"{short(model_per_s)} images/s, {share:.0%} of the limit. "
-                    f"The loader could feed {short(loader_per_s / model_per_s)} times as much: stop tuning it.")
-        return Verdict(stage, "model", share, sentence)
-    stage = max(costs, key=lambda s: costs[s])
-    part = costs[stage] / sum(costs.values())
-    sentence = (f"The loader is the limit, {_WORDS[stage]} above all ({costs[stage]:.1f} ms, {part:.0%} of a picture's way): "
-                f"{short(trained_per_s)} of {short(model_per_s)} images/s, {share:.0%} of the limit.")
-    gain = min(best.rate.mean, model_per_s) / min(loader_per_s, model_per_s)
-    changes = []
-    if best.setting.cache and not now.cache:
-        changes.append("loader.cache=auto")
-    for name in ("workers", "num_workers", "prefetch_factor"):
-        if getattr(best.setting, name) != getattr(now, name):
-            changes.append(f"loader.{name}={getattr(best.setting, name)}")
-    if share >= ENOUGH:
-        sentence += " Stop tuning."
-    elif gain > 1.05 and changes:
-        sentence += f" Set {' '.join(changes)}, or loader=tuned: predicted {short(gain)} times the rate."
+        return Verdict(stage, "model", share, f"{both} The model is the limit, {_WORDS[stage]} above all ({part:.0%} of a step). "
+                       f"The loader alone gives {short(loader_per_s)}: stop tuning it.")
+    if loader_per_s >= model_per_s:
+        stage = max(STEP_STAGES, key=lambda s: ledger.ms[s])
+        limit = (f"The model is the limit, {_WORDS[stage]} above all; loading takes the processor from it, "
+                 f"{_WORDS[slowest]} above all ({short(costs[slowest])} ms a picture).")
+        limited_by = "model"
     else:
-        sentence += " " + _REMEDIES.get(stage, "No setting of the loader is faster: this machine needs more cores.")
-    return Verdict(stage, "loader", share, sentence)
+        stage, limited_by = slowest, "loader"
+        limit = (f"The loader is the limit, {_WORDS[stage]} above all ({short(costs[stage])} ms, "
+                 f"{costs[stage] / sum(costs.values()):.0%} of a picture's way).")
+    if share >= ENOUGH:
+        advice = "Nothing is worth changing."
+    elif gain > 1.05 and changes:
+        advice = (f"Set {' '.join(changes)}: predicted {short(gain)} times the rate. "
+                  "Your next run does so by itself for what is auto.")
+    else:
+        advice = " ".join(filter(None, [_REMEDIES.get(slowest, "No setting of the loader is faster: smaller source files or more "
+                                                      "cores would help."), why_no_cache]))
+    return Verdict(stage, limited_by, share, f"{both} {limit} {advice}")
 
 
 _REMEDIES = {
     "read": "Move the data to a faster disk.",
     "augment": "Set augment=light, or lower the probabilities of mosaic, copy_paste and the warps.",
-    "cache": "Memory is the limit: fewer or smaller pictures a step, or more memory channels.",
+    "cache": "Memory is the limit: a smaller model.min_size would help.",
 }

@@ -17,9 +17,9 @@ from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import open_index
 from weldtrain.engine.bench import Bench
 from weldtrain.engine.device import choose_device, device_name
-from weldtrain.engine.ledger import Ledger
+from weldtrain.engine.ledger import BETWEEN, Ledger
 from weldtrain.engine.tuning import candidates, choose, search
-from weldtrain.engine.verdict import BETWEEN, judge
+from weldtrain.engine.verdict import judge
 from weldtrain.errors import DataError
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry import report
@@ -56,19 +56,27 @@ def run(cfg: Config, record: RunRecord) -> float:
     model = build_detector(cfg.model, len(classes)).to(device, memory_format=torch.channels_last)
     bench = Bench(cfg, dataset, model, device, present)
     log.info("now: loader.workers=%s, num_workers=%d; %s", bench.now.workers, bench.now.num_workers, bench.why)
+    log.info("measuring each stage, the model and the machine")
     ledgers = bench.ledgers(_LEDGER * budget_s)
     model_rate = bench.model_rate(_MODEL * budget_s)
     ceilings = bench.ceilings(ledgers, model_rate)
     loader_rate = bench.rate(bench.now, _LOADER * budget_s, train=False)
     trained = bench.rate(bench.now, _TRAINING * budget_s, train=True)
-    points = search(candidates(bench.cores, bench.cache is not None), bench.rate, _SEARCH * budget_s)
+    log.info("trying loader settings")
+    points = search(candidates(bench.now, bench.cores, bench.cache is not None), bench.rate, _SEARCH * budget_s)
     best = choose(points, enough=2 * model_rate.mean)
+    log.info("comparing with other loaders")
     compared = bench.compared(best, model_rate.mean, _BASELINES * budget_s)
 
     current = ledgers["later epochs" if bench.now.cache else "first epoch"]
-    verdict = judge(current, ceilings[BETWEEN]["ms"], loader_rate.mean, model_rate.mean, trained.mean, best, bench.now)
-    settings = replace(present, **best.setting._asdict() | {
-        "pin_memory": device.type == "cuda", "cache": bench.place if best.setting.cache else "none"})
+    between_ms = ceilings.get(BETWEEN, {}).get("ms")
+    now_per_s = next((p.rate.mean for p in points if p.setting == bench.now and p.looks), loader_rate.mean)
+    gain = min(best.rate.mean, model_rate.mean) / min(now_per_s, model_rate.mean)
+    verdict = judge(current, between_ms, loader_rate.mean, model_rate.mean, trained.mean, gain, best.setting, bench.now,
+                    "" if bench.cache else bench.why)
+    # Whether a cache fits is decided anew by every run: there may be less room then.
+    use_cache = best.setting.cache or bench.cache is None
+    settings = replace(present, **best.setting._asdict() | {"cache": "auto" if use_cache else "none"})
     tuned.save(file, settings, verdict.sentence)
     result = {
         "verdict": asdict(verdict),
@@ -88,7 +96,8 @@ def run(cfg: Config, record: RunRecord) -> float:
     _write_report(record.dir / "report.html", result, ledgers, str(index.root), bench.total)
     record.summary |= {"verdict": verdict.sentence, "stage": verdict.stage, "limited_by": verdict.limited_by,
                        "share_of_limit": verdict.share, "tuned": result["tuned"]}
-    log.info("report: %s\ntuned:  %s (loader=tuned, and whatever of it is auto)", record.dir / "report.html", file)
+    log.info("report: %s\ntuned settings: %s\nLater runs on this machine with this data use them for every loader key left at "
+             "auto; delete the file to forget them.", record.dir / "report.html", file)
     return verdict.share
 
 
@@ -99,11 +108,11 @@ def _print(result: dict[str, Any], ledgers: dict[str, Ledger]) -> None:
           ("wall clock", *(f"{one.wall_ms:.2f}" for one in ledgers.values())))
     table("what this machine could do at best", ("resource", "images/s"),
           [(name, short(values["images_per_s"])) for name, values in result["ceilings"].items()])
-    table("loader settings", ("workers", "number", "prefetch", "cache", "images/s", "±", "CPU %", "limit"),
+    table("loader settings", ("kind", "workers", "prefetch", "cache", "images/s", "±", "CPU %", "limited by"),
           [(p["workers"], p["num_workers"], p["prefetch_factor"], "yes" if p["cache"] else "no", short(p["images_per_s"]),
             short(p["noise"]), f"{p['cpu_pct']:.0f}", p["problem"] or p["bottleneck"]) for p in result["points"]])
     table("before and after", ("loader", "images/s", "with this model", "an epoch", "device busy"),
-          [(c["loader"], short(c["images_per_s"]), short(c["training_per_s"]), f"{c['epoch_s']:.0f} s",
+          [(c["loader"], c["problem"] or short(c["images_per_s"]), short(c["training_per_s"]), f"{c['epoch_s']:.0f} s",
             f"{c['device_pct']:.0f} %") for c in result["compared"]])
     print(result["verdict"]["sentence"])
 

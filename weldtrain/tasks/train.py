@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import shlex
 import time
 from dataclasses import replace
@@ -56,7 +55,9 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     cfg = replace(cfg, loader=tuned(cfg.loader, tuned_file(cfg, index, device_name(device))))
     loader = training_loader(train_set, cfg.loader, device, cfg.seed, cfg.trainer.epochs)
     val_loader = evaluation_loader(val_set, cfg.loader, cfg.evaluate.batch_size, device)
-    epochs = min(cfg.trainer.epochs, -(-(cfg.trainer.max_steps or math.inf) // len(loader)))
+    epochs = cfg.trainer.epochs
+    if cfg.trainer.max_steps is not None:
+        epochs = min(epochs, -(-cfg.trainer.max_steps // len(loader)))
     train_set.cache, why = open_cache(
         cfg.loader, index, train_set.sizes, train_set.window, cfg.cache_dir, rows=np.concatenate([train_set.rows, val_set.rows]),
         passes=epochs, workers=loader.plan.num_workers, decoded=train_set.decoded,

@@ -39,7 +39,7 @@ def memory_available() -> int:
     if limit.isdecimal() and used.isdecimal():
         # Pages of files count as used but are given up on demand.
         stat = dict(line.split() for line in (_cgroup("memory.stat") or _cgroup("memory/memory.stat")).splitlines())
-        cached = int(stat.get("file", stat.get("total_cache", 0)))
+        cached = int(stat.get("file", stat.get("total_cache", 0))) - int(stat.get("shmem", stat.get("total_shmem", 0)))
         free = min(free, max(0, int(limit) - int(used) + cached))
     return free
 
