@@ -177,7 +177,7 @@ class EvaluateConfig:
 
 @dataclass
 class DoctorConfig:
-    budget_s: float = key(80.0, ge=4)
+    budget_s: float = key(60.0, ge=4)
 
 
 @dataclass

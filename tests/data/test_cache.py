@@ -474,7 +474,7 @@ def test_the_least_used_closed_caches_make_room_and_open_ones_never(cached):
     for age, side in enumerate((50, 60, 70, 80)):
         data = filled(cached(model={"min_size": side, "max_size": 400}))
         files[side] = data.cache.file
-        os.utime(data.cache.file, ns=(10**18 + (4 - age) * 10**15, 10**18))  # the last made is the least used
+        os.utime(data.cache.file, ns=(10**18, 10**18 + (4 - age) * 10**15))  # the last made is the least used
         del data
     in_use = cached(model={"min_size": 80, "max_size": 400})
     gc.collect()

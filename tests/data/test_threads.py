@@ -108,7 +108,7 @@ def test_every_batch_is_drafted_once_and_every_picture_decoded_once(data, load):
 
 
 def test_the_next_epoch_is_begun_before_it_is_asked_for_and_none_after_the_last(data, load):
-    loader = load(epochs=2, num_workers=2)
+    loader = load(epochs=2, num_workers=2, prefetch_factor=2)
     assert loader.ready is None
     assert len(list(loader)) == 4
     assert soon(lambda: loader.ready == 2) and len(data.drafts) > 4
@@ -162,7 +162,7 @@ def test_no_more_batches_are_alive_than_are_asked_for(data, load, threads, prefe
     for _ in run(load(num_workers=threads, prefetch_factor=prefetch), 10):
         time.sleep(0.003)
         most = max(most, data.alive())
-    assert threads * prefetch <= most <= threads * prefetch + 2
+    assert prefetch <= most <= prefetch + 2  # however many threads fill them
 
 
 def test_a_break_or_a_close_ends_the_threads_after_the_picture_that_each_is_at(data, load):
