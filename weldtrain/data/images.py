@@ -20,9 +20,8 @@ from weldtrain.config import ModelConfig
 from weldtrain.errors import PictureError
 from weldtrain.formats.pictures import JPEG_TAIL_BYTES, cut_off, has_jpeg_end, unreadable
 
-# Workers are processes already, and a pool inherited through a fork can deadlock.
+# Pictures are worked on side by side already, and a pool inherited through a fork can deadlock.
 cv2.setNumThreads(0)
-
 
 _SHIFT_PX = 0.5
 
@@ -139,12 +138,12 @@ def target_size(width: int, height: int, min_size: int, max_size: int) -> tuple[
 
     The shorter side becomes `min_size` unless that would make the longer one exceed `max_size`.
     """
-    scale = min(min_size / min(width, height), max_size / max(width, height))
-    return max(1, int(width * scale)), max(1, int(height * scale))
+    width, height = target_sizes(np.array([[width, height]]), min_size, max_size)[0].tolist()
+    return width, height
 
 
 def target_sizes(sizes: np.ndarray, min_size: int, max_size: int) -> np.ndarray:
-    """int64 [n,2]: `target_size` of each row of sizes [n,2]."""
+    """int64 [n,2]: `target_size` of each row of sizes int [n,2]."""
     scale = np.minimum(min_size / sizes.min(1), max_size / sizes.max(1))
     return np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
 
