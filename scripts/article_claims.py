@@ -47,7 +47,8 @@ from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loade
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.images import read_image
-from weldtrain.data.index import AnnotationIndex, open_index
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import Loader, batch_bytes, plan, training_loader
 from weldtrain.data.sampler import Order
 from weldtrain.telemetry.clock import StepClock

@@ -19,7 +19,8 @@ from PIL import Image
 
 from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import AnnotationIndex, open_index
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import training_loader
 from weldtrain.formats import stamp
 

@@ -36,7 +36,7 @@ from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loade
 from weldtrain.data.buffers import keep_pages
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import Loader, training_loader
 from weldtrain.models.detector import build_detector
 

@@ -16,7 +16,7 @@ import torch
 from weldtrain.config import section
 from weldtrain.data.batch import collate
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.engine import checkpoint
 from weldtrain.models.detector import build_detector
 

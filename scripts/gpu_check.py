@@ -21,7 +21,7 @@ from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig, Optimizer
 from weldtrain.data.batch import Batch
 from weldtrain.data.cache import PictureCache
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index, synthetic_root
+from weldtrain.data.indexing import open_index, synthetic_root
 from weldtrain.data.loader import Loader, training_loader
 from weldtrain.engine.ledger import TrainingStep, measure, step_rate
 from weldtrain.engine.prefetch import device_batches

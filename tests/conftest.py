@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_dir
 
 from weldtrain import config
 from weldtrain.data import synthetic
-from weldtrain.data.index import AnnotationIndex, open_index
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.indexing import open_index
 
 torch.set_num_threads(2)
 

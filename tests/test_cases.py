@@ -20,10 +20,10 @@ from PIL import Image
 
 from weldtrain import config
 from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig
-from weldtrain.data import index as index_module
+from weldtrain.data import indexing as index_module
 from weldtrain.data.batch import collate
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import training_loader
 from weldtrain.engine import checkpoint
 from weldtrain.errors import ConfigError, DataError, PictureError
@@ -483,7 +483,7 @@ def test_case_41_reading_the_whole_index_makes_no_page_of_it_ones_own(tmp_path):
         "flags": np.zeros(5 * n, np.uint8), "lines": np.zeros(5 * n, np.int32)}
     header = {"root": str(tmp_path), "stamp": "", "format": "voc", "names": ["crack"], "splits": ["train"], "classes": [],
               "findings": []}
-    index_module._write(tmp_path / "large.idx", header, arrays)
+    index_module.write_index(tmp_path / "large.idx", header, arrays)
     code = """if True:
         import sys
         from weldtrain.data.index import AnnotationIndex

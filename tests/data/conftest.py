@@ -14,7 +14,7 @@ from PIL import Image
 
 from weldtrain.config import DatasetConfig, ModelConfig, SplitConfig
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 
 RNG = np.random.default_rng(5)
 NOISE = RNG.integers(0, 256, (48, 64, 3)).astype(np.uint8)

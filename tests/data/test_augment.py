@@ -15,7 +15,7 @@ from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data.augment import Layer, Pool, Recipe, boxes_of, paint, recipes
 from weldtrain.data.batch import IGNORED
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 
 DARK, BRIGHT = 60, 190
 OPTIONS = [

@@ -14,7 +14,7 @@ import torch
 from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data.batch import IGNORED, STAGES, Failure, collate
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.errors import DataError, PictureError
 
 AS_IT_IS = ModelConfig(min_size=48, max_size=64)  # the scale of pictures of 64x48

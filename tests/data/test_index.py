@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from weldtrain.config import DatasetConfig, SplitConfig, SyntheticConfig
-from weldtrain.data import index as index_module
-from weldtrain.data.index import AnnotationIndex, build, open_index
+from weldtrain.data import indexing as index_module
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.indexing import build, open_index
 from weldtrain.data.synthetic import CLASSES
 from weldtrain.errors import DataError
 from weldtrain.formats import open_reader
@@ -204,7 +205,7 @@ def test_a_lost_annotation_is_seen(own):
 _BUILD = """
 import sys
 from weldtrain.config import DatasetConfig
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 sys.stdin.readline()
 index = open_index(DatasetConfig(format="welding_v2", root=sys.argv[1], images="images", annotations="annotations",
                                  split_csv="train_val_test_split.csv"), sys.argv[2])

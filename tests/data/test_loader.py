@@ -19,7 +19,7 @@ from weldtrain.config import AugmentConfig, LoaderConfig, ModelConfig
 from weldtrain.data import loader as loader_module
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import evaluation_loader, plan, training_loader
 from weldtrain.data.synthetic import CLASSES
 from weldtrain.errors import ConfigError, DataError, PictureError, TrainingError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weldtrain.config import DatasetConfig, SplitConfig
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder
 from weldtrain.formats.record import ERROR, NOTE

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from weldtrain.config import DatasetConfig
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.errors import DataError
 from weldtrain.formats import open_reader
 from weldtrain.formats.record import DIFFICULT, DROPPED, ERROR, NOTE, Box, Finding, Size

@@ -17,7 +17,8 @@ from weldtrain.config import Config
 from weldtrain.data import audit
 from weldtrain.data.audit import Survival, Twin
 from weldtrain.data.images import Window
-from weldtrain.data.index import AnnotationIndex, open_index
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.indexing import open_index
 from weldtrain.errors import DataError, PictureError, one_line
 from weldtrain.formats.record import DECISIONS, DROPPED, ERROR, NOTE, Finding, by_kind
 from weldtrain.telemetry import report

@@ -14,13 +14,12 @@ import torch
 from weldtrain.config import Config
 from weldtrain.data import tuned
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.engine.bench import Bench
 from weldtrain.engine.device import choose_device, device_name
 from weldtrain.engine.ledger import BETWEEN, Ledger
 from weldtrain.engine.tuning import candidates, choose, search
 from weldtrain.engine.verdict import judge
-from weldtrain.errors import DataError
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry import report
 from weldtrain.telemetry.charts import bar_rows, line_chart, short
@@ -43,9 +42,7 @@ def run(cfg: Config, record: RunRecord) -> float:
         torch.set_num_threads(cfg.trainer.cpu_threads)
     device = choose_device(cfg.device)
     index = open_index(cfg.dataset, cfg.cache_dir)
-    classes = cfg.dataset.classes or index.names
-    if not classes:
-        raise DataError("no picture has a box", index.root, "check dataset.annotations; a detector needs defects to learn from")
+    classes = index.class_names(cfg.dataset.classes)
     dataset = DetectionDataset(index, "train", classes, cfg.model, augment=cfg.augment, seed=cfg.seed)
     file = tuned.tuned_file(cfg, index, device_name(device))
     present = tuned.tuned(cfg.loader, file)

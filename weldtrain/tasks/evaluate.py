@@ -9,7 +9,7 @@ import torch
 
 from weldtrain.config import Config, section
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import evaluation_loader
 from weldtrain.data.tuned import tuned, tuned_file
 from weldtrain.engine import checkpoint

@@ -16,13 +16,12 @@ from weldtrain.config import Config
 from weldtrain.data.audit import label_findings, survival, survival_findings
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.index import open_index
+from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import evaluation_loader, training_loader
 from weldtrain.data.tuned import tuned, tuned_file
 from weldtrain.engine.device import autocast_dtype, choose_device, device_name
 from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.trainer import Trainer
-from weldtrain.errors import DataError
 from weldtrain.formats.record import summary
 from weldtrain.models.detector import build_detector
 from weldtrain.models.weights import load_weights
@@ -42,9 +41,7 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     dtype = autocast_dtype(cfg.trainer.precision, device)
     index = open_index(cfg.dataset, cfg.cache_dir)
     index.report_findings()
-    classes = cfg.dataset.classes or index.names
-    if not classes:
-        raise DataError("no picture has a box", index.root, "check dataset.annotations; a detector needs defects to learn from")
+    classes = index.class_names(cfg.dataset.classes)
     train_set = DetectionDataset(index, "train", classes, cfg.model, augment=cfg.augment, seed=cfg.seed)
     val_set = DetectionDataset(index, cfg.evaluate.split, classes, cfg.model)
     log.info("labels: %s", ", ".join(f"{label} {name}" for label, name in enumerate(classes, 1)))
