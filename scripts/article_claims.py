@@ -598,7 +598,8 @@ def lengths(ground: Ground) -> Row:
 
 
 def worker_table(ground: Ground) -> Row:
-    from weldtrain.engine.ledger import measure, plain_rate, read_rates, sequential_mb_s
+    from weldtrain.engine.probes import read_rates, sequential_mb_s
+    from weldtrain.engine.rates import measure, plain_rate
 
     dataset = ground.dataset()
     article = ArticleDataset(dataset.index, dataset.rows, LIGHT)
@@ -810,19 +811,21 @@ def monitor(ground: Ground) -> Row:
 
 def gpu_use_pct(device: torch.device, dataset: DetectionDataset, loader: Loader | DataLoader, seconds: float = 4.0) -> float:
     """While Faster R-CNN trains once for each batch that arrives, on one that stays on the device."""
-    from weldtrain.engine.ledger import TrainingStep, wait_for
+    from weldtrain.engine.bench import idle_step
+    from weldtrain.engine.device import wait_for
+    from weldtrain.engine.rates import trained
     from weldtrain.models.detector import build_detector
 
     model = build_detector(MODEL, len(CLASSES)).to(device, memory_format=torch.channels_last)
-    step, counters = TrainingStep(model, OptimizerConfig(), device, torch.bfloat16), MachineCounters(device)
+    step, counters = idle_step(model, OptimizerConfig(), device, torch.bfloat16), MachineCounters(device)
     resident = dataset.fetch([(0, row, 0) for row in dataset.rows[:BATCH].tolist()]).to(device)
     for _ in range(3):
-        step(resident)
+        trained(step, resident)
     seen, until = [], time.perf_counter() + seconds
     while time.perf_counter() < until:
         for batch in loader:
             (batch if isinstance(loader, Loader) else batch[0]).to(device, non_blocking=True)
-            step(resident)
+            trained(step, resident)
             wait_for(device)
             seen.append(counters.read().get("system/gpu_util_pct", 0.0))
             if time.perf_counter() > until:
@@ -831,7 +834,7 @@ def gpu_use_pct(device: torch.device, dataset: DetectionDataset, loader: Loader 
 
 
 def before_and_after(ground: Ground) -> Row:
-    from weldtrain.engine.ledger import measure, plain_rate
+    from weldtrain.engine.rates import measure, plain_rate
 
     device, workers = ground.cuda or CPU, max(2, ground.cores)
     dataset, cached = ground.dataset(), ground.dataset()

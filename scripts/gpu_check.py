@@ -23,8 +23,9 @@ from weldtrain.data.cache import PictureCache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index, synthetic_root
 from weldtrain.data.loader import Loader, training_loader
-from weldtrain.engine.ledger import TrainingStep, measure, step_rate
+from weldtrain.engine.bench import idle_step
 from weldtrain.engine.prefetch import device_batches
+from weldtrain.engine.rates import measure, step_rate
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry.clock import StepClock
 from weldtrain.telemetry.machine import MachineCounters, usable_cores
@@ -91,7 +92,7 @@ def the_loader_keeps_the_gpu_busy(folder: Path) -> str:
     dataset.cache = PictureCache.in_memory(dataset.sizes, dataset.index.grey, "raw")
     torch.manual_seed(0)
     model = build_detector(ModelConfig(backbone="resnet50", min_size=512, max_size=512), 4).to(device)
-    step = TrainingStep(model, OptimizerConfig(), device, torch.bfloat16)
+    step = idle_step(model, OptimizerConfig(), device, torch.bfloat16)
     alone = step_rate(step, next(iter(loader)).to(device), 10).mean
     rate = measure(loader, device, 15, usable_cores(), step, lambda: MachineCounters(device).read()["system/gpu_util_pct"])
     assert rate.mean > alone / 1.05, f"{rate.mean:.0f} of {alone:.0f} images/s, {rate.data_wait_pct:.1f} % waiting"

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,28 +22,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from weldtrain import config
-from weldtrain.errors import WeldtrainError
+from weldtrain import config, interruption, resuming
+from weldtrain.errors import ConfigError, WeldtrainError
 
 # The place for results is full, or may not be written, or cannot be.
 _NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
              errno.ENAMETOOLONG)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: unwinds the stack like Ctrl-C, so that whatever is open is closed on the way out."""
-
-
 @hydra.main(version_base="1.3", config_path=str(config.CONF_DIR), config_name="config")
 def _run(composed: DictConfig) -> float | None:
     """One job: a single run, or one point of a sweep. Returns the objective of a sweep."""
-    from weldtrain.telemetry.record import RunRecord
+    from weldtrain.telemetry.record import Follower, RunRecord
 
     sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         runtime = HydraConfig.get().runtime
         cfg = config.validated(composed, runtime.cwd)
-        with RunRecord(runtime.output_dir, asdict(cfg)) as record:
+        resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
+        rank = int(os.environ.get("RANK", 0))
+        with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
             task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
             return task.run(cfg, record)
     except Exception as error:
@@ -58,41 +57,52 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a class named 裂纹 must not end a run whose screen cannot show it
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
-    signal.signal(signal.SIGTERM, _terminate)
-    config.register()
+    interruption.listen(signal.SIGINT, signal.SIGTERM)
     try:
         sys.argv[1:] = [config.quoted_text(a) for a in sys.argv[1:]]
         overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+        others = [a for a in sys.argv[1:] if a not in overrides]
         config.check_override_keys(overrides)
+        sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        if ranks > 1 and sweeping:
+            raise ConfigError("does not work under torchrun", "-m", "start one torchrun for each point")
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
+            overrides = [o for o in overrides if not o.startswith("resume=")] + ["resume=auto"]
+        found = None if sweeping else resuming.find(overrides, Path.cwd())
+        if found is not None:
+            overrides = resuming.command(overrides, found)
+        stamp = config.run_stamp()
+        if ranks > 1:
+            from weldtrain.engine import distributed
+
+            distributed.join()
+            stamp, overrides = distributed.agreed((stamp, overrides))
+            if distributed.world().rank:
+                overrides.append("hydra.output_subdir=null")  # written by the first
+        config.register(stamp)
         given = {o.split("=")[0].lstrip("+~") for o in overrides}
         if not given & {"experiment", "dataset"}:
             # A folder is recognised; without one a first run needs no arguments and no GPU.
             overrides.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
         # argparse wants them in one piece, and people write -m first, last or between.
-        sys.argv[1:] = [*(a for a in sys.argv[1:] if a not in overrides), *overrides]
+        sys.argv[1:] = [*others, *overrides]
         _run()
-    except Terminated:
-        sys.exit(_interrupted("terminated", 143))
-    except KeyboardInterrupt:
-        sys.exit(_interrupted("interrupted", 130))
+        if ranks > 1:
+            distributed.leave()
+    except interruption.Interrupted as asked:
+        if not int(os.environ.get("RANK", 0)):
+            print(f"weldtrain: {asked}; what was written so far is complete", file=sys.stderr)
+        sys.exit(asked.exit_code)
     except Exception as error:
         sys.exit(_report(error))
-
-
-def _terminate(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
-    raise Terminated
-
-
-def _interrupted(what: str, code: int) -> int:
-    print(f"weldtrain: {what}; what was written so far is complete", file=sys.stderr)
-    return code
 
 
 def _report(error: Exception) -> int:
     """Prints the error's one line and returns the exit code."""
     if isinstance(error, WeldtrainError):
-        print(f"weldtrain: {error}", file=sys.stderr)
+        rank = int(os.environ.get("RANK", 0))
+        print(f"weldtrain: rank {rank}: {error}" if rank else f"weldtrain: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         print(f"weldtrain: {_hydra_line(error)}", file=sys.stderr)

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +118,7 @@ class ModelConfig:
     backbone: str = key("resnet50", choices=("resnet18", "resnet34", "resnet50", "resnet101", "mobilenet_v3_large"))
     head: str = key("two_mlp", choices=("two_mlp", "four_conv_one_fc"))
     weights: str | None = None
+    norm: str = key("auto", choices=("auto", "batch", "frozen", "group", "sync"))
     trainable_layers: int | None = key(None, ge=0, le=6)
     min_size: int = key(800, ge=32)
     max_size: int = key(1333, ge=32)
@@ -144,12 +146,16 @@ class OptimizerConfig:
     lr: float = key(0.01, gt=0)
     momentum: float = key(0.9, ge=0, lt=1)
     weight_decay: float = key(1e-4, ge=0)
+    norm_weight_decay: float = key(0.0, ge=0)
+    backbone_lr: float = key(1.0, gt=0, le=1)
+    pictures_per_lr: int | None = key(None, ge=1)
 
 
 @dataclass
 class SchedulerConfig:
-    name: str = key("cosine", choices=("constant", "cosine", "multistep"))
+    name: str = key("cosine", choices=("constant", "cosine", "multistep", "onecycle"))
     warmup: float = key(0.05, ge=0, lt=1)
+    warmup_steps: int | None = key(None, ge=0)
     milestones: list[float] = key([0.67, 0.89], gt=0, lt=1)
     gamma: float = key(0.1, gt=0, lt=1)
     final: float = key(0.01, ge=0, le=1)
@@ -160,9 +166,20 @@ class TrainerConfig:
     epochs: int = key(26, ge=1)
     max_steps: int | None = key(None, ge=1)
     precision: str = key("auto", choices=("auto", "fp32", "bf16", "fp16"))
+    accumulate: int = key(1, ge=1)
     grad_clip: float | None = key(10.0, gt=0)
+    ema: float | None = key(None, gt=0, lt=1)
+    non_finite: str = key("stop", choices=("stop", "skip"))
+    skip_at_most: int = key(10, ge=1)
     eval_every: int = key(1, ge=1)
+    patience: int | None = key(None, ge=1)
     log_every: int = key(10, ge=1)
+    save_every: int | None = key(None, ge=1)
+    keep_best: int = key(1, ge=1)
+    keep_every: int | None = key(None, ge=1)
+    stop_signal: str | None = key(None, choices=("USR1", "USR2", "HUP"))
+    compile: bool = False
+    deterministic: bool = False
     cpu_threads: int | None = key(None, ge=1)
 
 
@@ -188,6 +205,7 @@ class Config:
     output_dir: str = "outputs"
     cache_dir: str = "~/.cache/weldtrain"
     checkpoint: str | None = None
+    resume: str | None = None
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -207,12 +225,18 @@ ELSEWHERE = {
     "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val",
     "seed_everything": "seed", "conf": "evaluate.score_thresh",
 }
-PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "dataset.root")
+PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "dataset.root")
+AUTO = "auto"  # of `resume`: the newest run there is
 TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group")
 
 
-def register() -> None:
-    """Makes the schema and the run directory's resolvers known to Hydra. May be called again."""
+def run_stamp() -> str:
+    """The name of a run directory: when it began, and what tells it from another of the same second."""
+    return f"{time.strftime('%Y-%m-%d_%H%M%S')}_{secrets.token_hex(3)}"
+
+
+def register(stamp: str | None = None) -> None:
+    """Makes the schema and the run directory's resolvers known to Hydra: `stamp` names it. May be called again."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="schema", node=Config)
@@ -220,7 +244,7 @@ def register() -> None:
         "weldtrain.run_name", lambda task, experiment: experiment or task, replace=True, use_cache=True
     )
     # Cached per run, and Hydra copies that cache to each job of a sweep: one name for the whole of it.
-    OmegaConf.register_new_resolver("weldtrain.run_id", lambda: secrets.token_hex(3), replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("weldtrain.run_stamp", lambda: stamp or run_stamp(), replace=True, use_cache=True)
 
 
 def schema_keys() -> dict[str, dataclasses.Field]:
@@ -263,11 +287,14 @@ def quoted_text(override: str) -> str:
     target = name.lstrip("+")
     if not equals or target not in PATH_KEYS + TEXT_KEYS or value[:1] in ("'", '"') or value in ("", "null") or "," in value:
         return override
-    if target in PATH_KEYS:
-        value = os.path.expanduser(value)
+    return f"{name}={quoted(os.path.expanduser(value) if target in PATH_KEYS else value)}"
+
+
+def quoted(value: str) -> str:
+    """Text as a value in Hydra's grammar."""
     # A backslash is one, except before a quote.
     value = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
-    return f"{name}='{value}'"
+    return f"'{value}'"
 
 
 def check_override_keys(overrides: Sequence[str]) -> None:
@@ -299,7 +326,7 @@ def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
         value = OmegaConf.select(composed, name)
         if value is not None and not value.strip():
             raise ConfigError("is empty", name, "was a variable not set? Give a path, or null")
-        if value is not None:
+        if value is not None and (name, value) != ("resume", AUTO):
             OmegaConf.update(composed, name, absolute(value, cwd))
     cfg = OmegaConf.to_object(composed)
     assert isinstance(cfg, Config)
@@ -307,6 +334,14 @@ def validated(composed: DictConfig, cwd: str | os.PathLike[str]) -> Config:
         _check_range(name, OmegaConf.select(composed, name), f.metadata)
     _check_together(cfg)
     return cfg
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value of a nested configuration by its dotted key."""
+    items: dict[str, Any] = {}
+    for name, value in tree.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return items
 
 
 def section(saved: dict[str, Any], name: str) -> Any:

@@ -143,7 +143,7 @@ def test_pictures_come_in_any_order_into_memory_that_held_something_else(batch, 
         return torch.full((nbytes,), dirt, dtype=torch.uint8)
 
     of_boxes = [values.numpy()[order] for values in (batch.boxes, batch.labels, batch.batch_index)]
-    of_pictures = [values.numpy() for values in (batch.image_ids, batch.original_sizes)]
+    of_pictures = [values.numpy() for values in (batch.image_ids, batch.original_sizes, batch.seeds)]
     made, canvas = blank(batch.image_sizes.numpy(), batch.shape[3], *of_boxes, *of_pictures, empty)
     for i in random.sample(range(len(batch)), len(batch)):
         size = batch.image_sizes[i].tolist()

@@ -3,7 +3,9 @@
 import pytest
 
 from weldtrain.data.batch import STAGES
-from weldtrain.engine.ledger import BETWEEN, STEP_STAGES, Ledger, Rate
+from weldtrain.engine.ledger import BETWEEN, Ledger
+from weldtrain.engine.rates import Rate
+from weldtrain.engine.step import STEP_STAGES
 from weldtrain.engine.tuning import Point, Setting, candidates, choose, search
 from weldtrain.engine.verdict import judge
 from weldtrain.errors import TrainingError

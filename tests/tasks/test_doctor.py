@@ -12,6 +12,7 @@ from weldtrain.config import LoaderConfig
 from weldtrain.data import dataset as dataset_module
 from weldtrain.data import images, tuned
 from weldtrain.engine import bench
+from weldtrain.engine.step import LOSSES
 from weldtrain.errors import ConfigError
 from weldtrain.tasks import doctor
 from weldtrain.telemetry.record import RunRecord
@@ -48,7 +49,7 @@ def delayed(function, seconds):
     (dataset_module, "paint", "augment")])
 def test_a_stage_of_the_loader_that_is_made_slow_is_named(diagnosed, monkeypatch, module, name, stage):
     # A model that takes no time, however busy the machine: then the loader is the limit.
-    monkeypatch.setattr(bench.Detector, "forward", lambda self, batch: {"loss": next(self.parameters()).sum() * 0})
+    monkeypatch.setattr(bench.Detector, "forward", lambda self, batch: dict.fromkeys(LOSSES, next(self.parameters()).sum() * 0))
     monkeypatch.setattr(module, name, delayed(getattr(module, name), DELAY_S))
     _, result, page = diagnosed()
     assert (result["verdict"]["stage"], result["verdict"]["limited_by"]) == (stage, "loader")

@@ -158,6 +158,12 @@ def boxes_of(
     return shown[some], labels[some], owner[some]
 
 
+def seeds_of(seed: int, keys: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """int64 [n] in [0, 2^53): for what the model draws at random for samples `(epoch, row, repeat)`."""
+    apart = np.column_stack([np.array(keys), np.full(len(keys), 2)])  # from the draws for pixels
+    return (uniform(seed, apart, 1)[:, 0] * 2**53).astype(np.int64)
+
+
 def uniform(seed: int, keys: np.ndarray, count: int) -> np.ndarray:
     """float64 [n,count] in [0,1): a function of seed and key alone, for keys int64 [n,k].
 

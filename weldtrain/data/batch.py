@@ -59,11 +59,12 @@ class Batch:
     images uint8 [B,3,H,W] RGB, or [B,1,H,W] if all are grey, zero right of and below each picture, in channels-last
     memory; image_sizes int64 [B,2] height, width in px before padding; boxes float32 [N,4] x1,y1,x2,y2 in px; batch_index
     int64 [N], non-decreasing; labels int64 [N], 1 for the first class or IGNORED; image_ids int64 [B], rows of the index;
-    original_sizes int64 [B,2] height, width in px of the files' pictures. A picture without defects has no rows in `boxes`.
+    original_sizes int64 [B,2] height, width in px of the files' pictures; seeds int64 [B] for what the model draws at random
+    for a picture. A picture without defects has no rows in `boxes`.
 
-    `image_sizes`, `image_ids`, `original_sizes`, `box_counts` and `ignored_counts` (of each picture's last boxes) stay on
-    the host: the detector needs them as Python numbers, and asking the device for them would make it wait. `work_s` float
-    [B,6] are the seconds that the loader spent on each picture, by STAGES.
+    `image_sizes`, `image_ids`, `original_sizes`, `seeds`, `box_counts` and `ignored_counts` (of each picture's last boxes)
+    stay on the host: the detector needs them as Python numbers, and asking the device for them would make it wait. `work_s`
+    float [B,6] are the seconds that the loader spent on each picture, by STAGES.
     """
 
     memory: torch.Tensor  # uint8, flat: images, boxes, batch_index, labels, each beginning at a multiple of _ALIGN
@@ -109,6 +110,10 @@ class Batch:
     def original_sizes(self) -> torch.Tensor:
         return torch.from_numpy(self.host["original_sizes"])
 
+    @functools.cached_property
+    def seeds(self) -> torch.Tensor:
+        return torch.from_numpy(self.host["seeds"])
+
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory, from which the device copies by itself. DataLoader calls this."""
         return replace(self, memory=self.memory.pin_memory())
@@ -149,6 +154,7 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
         np.repeat(np.arange(len(samples)), [len(s.boxes) for s in samples]),
         np.array([s.image_id for s in samples]),
         np.array([s.original_size for s in samples]),
+        np.array([s.image_id for s in samples]),
     )
     for i, s in enumerate(samples):
         room(canvas[i], *s.image.shape[:2])[:] = s.image
@@ -157,7 +163,7 @@ def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:
 
 def blank(
     image_sizes: np.ndarray, channels: int, boxes: np.ndarray, labels: np.ndarray, batch_index: np.ndarray,
-    image_ids: np.ndarray, original_sizes: np.ndarray, empty: Callable[[int], torch.Tensor] | None = None,
+    image_ids: np.ndarray, original_sizes: np.ndarray, seeds: np.ndarray, empty: Callable[[int], torch.Tensor] | None = None,
 ) -> tuple[Batch, np.ndarray]:
     """A batch whose pictures are yet to be put into their `room`, and the memory [B,H,W,C] for them. The other arrays are a
     Batch's own, boxes in any order; `empty` gives memory uint8 [n] for n bytes."""
@@ -174,7 +180,7 @@ def blank(
     batch = Batch(
         memory=memory,
         shape=shape,
-        host={"image_sizes": image_sizes, "image_ids": image_ids, "original_sizes": original_sizes},
+        host={"image_sizes": image_sizes, "image_ids": image_ids, "original_sizes": original_sizes, "seeds": seeds},
         box_counts=tuple(np.bincount(index, minlength=len(image_sizes)).tolist()),
         ignored_counts=tuple(np.bincount(index[labels == IGNORED], minlength=len(image_sizes)).tolist()),
         work_s=np.zeros((len(image_sizes), len(STAGES))),

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data import images
-from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes
+from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes, seeds_of
 from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank, room
 from weldtrain.data.buffers import Buffers, shared_memory
 from weldtrain.data.cache import PictureCache
@@ -101,6 +101,7 @@ class DetectionDataset(Dataset):
             owner,
             rows,
             index.sizes[rows, ::-1].astype(np.int64),
+            seeds_of(self.seed, keys),
             empty,
         )
         batch.work_s[:, STAGES.index("assemble")] = (time.perf_counter() - start) / len(made)

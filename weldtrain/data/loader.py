@@ -169,9 +169,10 @@ class Loader:
 
 
 def training_loader(
-    dataset: DetectionDataset, cfg: LoaderConfig, device: torch.device, seed: int, epochs: int | None = None
+    dataset: DetectionDataset, cfg: LoaderConfig, device: torch.device, seed: int, epochs: int | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Loader:
-    """The loader of a training run; its plan's notes say what was decided for it.
+    """The loader of a training run, of one rank of how many; its plan's notes say what was decided for it.
 
     Raises DataError where there are too few pictures for one batch.
     """
@@ -182,18 +183,22 @@ def training_loader(
                     else repeat_factors(shown, len(dataset), cfg.repeat_threshold))
     shapes = dataset.shapes() if cfg.group_by_aspect else None
     order = Order(dataset.rows, cfg.batch_size, shuffle=cfg.shuffle, drop_last=cfg.drop_last, seed=seed, expected=expected,
-                  shapes=shapes)
+                  shapes=shapes, share=share)
     if not len(order):
-        raise DataError(f"{len(dataset)} training pictures do not fill one batch of {cfg.batch_size}", "loader.batch_size",
-                        "lower it, or set loader.drop_last=false")
+        of_ranks = f" on each of {share[1]} ranks" * (share[1] > 1)
+        raise DataError(f"{len(dataset)} training pictures do not fill one batch of {cfg.batch_size}{of_ranks}",
+                        "loader.batch_size", "lower it, or set loader.drop_last=false")
     settled = plan(cfg, device, len(order), batch_bytes(dataset, cfg.batch_size))
     return Loader(dataset, order, settled, epochs)
 
 
-def evaluation_loader(dataset: DetectionDataset, cfg: LoaderConfig, batch_size: int, device: torch.device) -> Loader:
-    """Every picture once, in path order. Its workers end with each evaluation, so that none idle during training."""
-    order = Order(dataset.rows, batch_size, shuffle=False)
-    settled = replace(plan(cfg, device, len(order), batch_bytes(dataset, batch_size)), persistent_workers=False)
+def evaluation_loader(
+    dataset: DetectionDataset, cfg: LoaderConfig, batch_size: int, device: torch.device, share: tuple[int, int] = (0, 1)
+) -> Loader:
+    """Every picture once, in path order, whole batches dealt out to ranks: so padding, and with it every digit, is that of one
+    process. Its workers end with each evaluation, so that none idle during training."""
+    order = Order(dataset.rows, batch_size, shuffle=False, share=share, whole=True)
+    settled = replace(plan(cfg, device, max(len(order), 1), batch_bytes(dataset, batch_size)), persistent_workers=False)
     return Loader(dataset, order, settled)
 
 

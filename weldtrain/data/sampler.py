@@ -12,17 +12,19 @@ Key = tuple[int, int, int]  # (epoch, row, repeat): all that a sample depends on
 class Order:
     """The batches of any epoch, of the same number in each; `share` says which of how many ranks' they are.
 
-    Every rank's batches together are those of one process with the larger batch.
+    Every rank's batches together are those of one process with the larger batch; with `whole`, of one process with this
+    batch, of which each goes to one rank.
     """
 
     def __init__(
         self, rows: np.ndarray, batch_size: int, *, shuffle: bool, drop_last: bool = False, seed: int = 0,
         expected: np.ndarray | None = None, shapes: np.ndarray | None = None, share: tuple[int, int] = (0, 1),
+        whole: bool = False,
     ) -> None:
         """rows int64 [n] of the index. `expected` float [n] is how often each shall come in an epoch on average, by default
         once; `shapes` float [n] are aspect ratios by which batches are put together, by default regardless of them."""
         self.rows, self.batch_size, self.shuffle, self.drop_last, self.seed = rows, batch_size, shuffle, drop_last, seed
-        self.share = share
+        self.share, self.whole = share, whole
         self._total = len(rows) if expected is None else round(float(expected.sum()))
         self._expected = None if expected is None else expected * (self._total / expected.sum())
         self._groups = None if shapes is None else _aspect_groups(shapes)
@@ -30,8 +32,23 @@ class Order:
     def __len__(self) -> int:
         """Batches of an epoch of this rank: of every rank as many, but for a last one that is too small for all."""
         rank, ranks = self.share
-        whole, rest = divmod(self._total, self.batch_size * ranks)
-        return whole + (rest > rank and not self.drop_last)
+        if self.whole:
+            return len(range(rank, self.rounds, ranks))
+        return self.rounds - (self.rounds > 0 and self.pictures(self.rounds - 1) <= rank)
+
+    @property
+    def rounds(self) -> int:
+        """Batches of an epoch of the rank that has most, or of all of them together if `whole`."""
+        together = self._together
+        return self._total // together if self.drop_last else -(-self._total // together)
+
+    def pictures(self, i: int) -> int:
+        """How many the ith round holds, over all ranks."""
+        return min(self._together, self._total - i * self._together)
+
+    @property
+    def _together(self) -> int:
+        return self.batch_size * (1 if self.whole else self.share[1])
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[Key]]:
         """The keys of each batch of an epoch from the `start`th on."""
@@ -40,16 +57,19 @@ class Order:
         repeats = np.zeros(len(picks), np.int64)
         if self._expected is not None:
             picks, repeats = self._repeated(picks, rng)
-        rank, ranks = self.share
-        together = self.batch_size * ranks
+        together = self._together
         if self._groups is not None:
             if self.drop_last:  # by chance, and not what fills no batch of its own shape
-                picks = picks[: len(self) * together]
+                picks = picks[: self.rounds * together]
             by_group = self._grouped(picks)
             picks, repeats = picks[by_group], repeats[by_group]
         rows = self.rows[picks]
+        rank, ranks = self.share
         for i in range(start, len(self)):
-            part = slice(i * together + rank, min((i + 1) * together, len(rows)), ranks)
+            if self.whole:
+                part = slice((i * ranks + rank) * together, (i * ranks + rank + 1) * together)
+            else:
+                part = slice(i * together + rank, min((i + 1) * together, len(rows)), ranks)
             yield [(epoch, row, repeat) for row, repeat in zip(rows[part].tolist(), repeats[part].tolist())]
 
     def epochs(self, epoch: int, start: int = 0, until: int | None = None) -> Iterator[list[Key]]:
@@ -75,7 +95,7 @@ class Order:
 
         What fills none comes at the end, group by group, and is shared out among mixed batches.
         """
-        together = self.batch_size * self.share[1]
+        together = self._together
         groups = self._groups[picks]
         full, rest = [], []
         for group in np.unique(groups):

@@ -12,29 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from weldtrain.config import Config, LoaderConfig
+from weldtrain.config import Config, LoaderConfig, OptimizerConfig
 from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loader, naive_loader
 from weldtrain.data.cache import PictureCache, open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import AUTO_PREFETCH, Loader, batch_bytes, plan, training_loader
 from weldtrain.data.sampler import Order
-from weldtrain.engine.device import autocast_dtype
-from weldtrain.engine.ledger import (
-    BETWEEN,
-    Ledger,
-    Rate,
-    TrainingStep,
-    between_processes_ms,
-    copy_gb_s,
-    h2d_gb_s,
-    measure,
-    plain_rate,
-    read_rates,
-    sequential_mb_s,
-    step_rate,
-    take_ledger,
-    wait_for,
-)
+from weldtrain.engine.device import autocast_dtype, wait_for
+from weldtrain.engine.ledger import BETWEEN, Ledger, take_ledger
+from weldtrain.engine.optim import build_optimizer
+from weldtrain.engine.probes import between_processes_ms, copy_gb_s, h2d_gb_s, read_rates, sequential_mb_s
+from weldtrain.engine.rates import Rate, measure, plain_rate, step_rate, trained
+from weldtrain.engine.step import TrainingStep
 from weldtrain.engine.tuning import Point, Setting
 from weldtrain.errors import one_line
 from weldtrain.models.detector import Detector
@@ -71,7 +60,7 @@ class Bench:
         self.gpu_pct: Callable[[], float] | None = None
         if "system/gpu_util_pct" in counters.read():
             self.gpu_pct = lambda: counters.read()["system/gpu_util_pct"]
-        self.step = TrainingStep(model, cfg.optimizer, device, autocast_dtype(cfg.trainer.precision, device))
+        self.step = idle_step(model, cfg.optimizer, device, autocast_dtype(cfg.trainer.precision, device))
         self.step_size = self._step_size()
 
     def ledgers(self, seconds: float) -> dict[str, Ledger]:
@@ -181,9 +170,18 @@ class Bench:
         """Pictures of a training step that takes no longer than _STEP_S, the loader's batch if that does."""
         keys = next(Order(self.dataset.rows, 1, shuffle=True).batches(0))
         batch = self.dataset.fetch(keys).to(self.device)
-        self.step(batch)
+        trained(self.step, batch)
         wait_for(self.device)
         start = time.perf_counter()
-        self.step(batch)
+        trained(self.step, batch)
         wait_for(self.device)
         return int(np.clip(_STEP_S / (time.perf_counter() - start), 1, self.batch_size))
+
+
+def idle_step(model: Detector, cfg: OptimizerConfig, device: torch.device, dtype: torch.dtype | None) -> TrainingStep:
+    """A step that costs what training's does and changes nothing: the weights of a thousand steps on one batch would run
+    away."""
+    optimizer = build_optimizer(model.train(), cfg)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return TrainingStep(model, optimizer, device, dtype)

@@ -5,11 +5,13 @@ A file appears whole or not at all: written beside its place, synced, renamed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,52 @@ import torch
 
 from weldtrain.errors import DataError, TrainingError
 
-FORMAT = 1
+FORMAT = 2
+
+
+class Writer:
+    """Writes checkpoints in the background, one after the other: training goes on as soon as their values are copied."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "weldtrain-checkpoint")
+        self._writing: Future[None] | None = None
+
+    def write(self, path: Path, state: Mapping[str, Any], then: Callable[[Path], None] = lambda path: None) -> None:
+        """Copies `state` and returns; `then` is called with the path once the file is there.
+
+        Raises TrainingError for the checkpoint before, where that could not be written.
+        """
+        self.wait()
+        self._writing = self._pool.submit(_write, path, snapshot(state), then)
+
+    def wait(self) -> None:
+        """Until all is written. Raises TrainingError where it could not be."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Waits and ends the thread; an error of the last checkpoint is raised."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+
+
+def _write(path: Path, state: Mapping[str, Any], then: Callable[[Path], None]) -> None:
+    save(path, state)
+    then(path)
+
+
+def snapshot(value: Any) -> Any:
+    """The same with every tensor a copy in the CPU's memory, of its own storage."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {k: snapshot(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(snapshot(v) for v in value)
+    return value
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -25,7 +72,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as out:
             try:
-                torch.save({"format": FORMAT, **_on_cpu(state)}, out)
+                torch.save({"format": FORMAT, **state}, out)
                 out.flush()
                 os.fsync(out.fileno())
                 os.replace(out.name, path)
@@ -49,6 +96,13 @@ def publish(path: Path, name: str) -> Path:
     return target
 
 
+def tidy(folder: Path) -> None:
+    """Removes what a run that was killed left half written."""
+    for file in folder.glob(".*.pt.*"):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
 def load(path: str | Path) -> dict[str, Any]:
     """The checkpoint at `path`, on the CPU. Raises DataError for a file that is absent, damaged or something else."""
     try:
@@ -60,16 +114,11 @@ def load(path: str | Path) -> dict[str, Any]:
         raise DataError(f"cannot be loaded as a checkpoint ({reason})", path, "it is damaged or not weldtrain's") from e
     if not isinstance(state, dict) or not {"format", "model", "classes", "config"} <= state.keys():
         raise DataError("is not a checkpoint of weldtrain", path, "bare weights go into model.weights=PATH")
-    if state["format"] != FORMAT:
+    if state["format"] not in (1, FORMAT):
         raise DataError(f"has format {state['format']}, this release reads {FORMAT}", path, "use the release that wrote it")
     return state
 
 
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {k: _on_cpu(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(v) for v in value)
-    return value
+def weights(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights to judge by and to use: their moving average where there is one."""
+    return state.get("ema") or state["model"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -25,6 +26,12 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
+def wait_for(device: torch.device) -> None:
+    """Until everything that was queued on it is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The type that convolutions and products compute in; None for plain fp32. Raises ConfigError for fp16 on a CPU."""
     if precision == "auto":
@@ -34,6 +41,18 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     if precision == "fp16" and device.type != "cuda":
         raise ConfigError(f"needs a CUDA device, this is {device.type}", "trainer.precision=fp16", "use auto, bf16 or fp32")
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def make_deterministic(device: torch.device) -> list[str]:
+    """Chooses algorithms that give the same bits on each run, where there are; says what that does not cover."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    if device.type == "cuda":
+        return ["torchvision's roi_align adds gradients in any order on a GPU: weights agree to about 1e-5, not bit for bit"]
+    if torch.get_num_threads() > 1:
+        return [f"{torch.get_num_threads()} threads add in any order: exact only with trainer.cpu_threads=1"]
+    return ["exact, on this machine with these packages"]
 
 
 def _cpu_computes_bf16() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from weldtrain.config import EvaluateConfig
 from weldtrain.data.batch import Batch
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import Loader
+from weldtrain.engine.distributed import agreed, gathered, world
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.metrics.detection import Boxes, evaluate_detections
 from weldtrain.models.detector import Detector
@@ -23,22 +25,35 @@ def evaluate(
     model: Detector, loader: Loader, classes: Sequence[str], cfg: EvaluateConfig, device: torch.device,
     dtype: torch.dtype | None,
 ) -> dict[str, Any]:
-    """The metrics of `evaluate_detections` over every picture of the loader. Leaves the model in the mode it was in."""
+    """The metrics of `evaluate_detections` over every picture of the loaders of all ranks, on every rank. Leaves the model in
+    the mode it was in."""
     was_training = model.training
     model.eval()
     model.limit_detections(cfg.score_thresh, cfg.max_detections)
-    parts: list[dict[str, np.ndarray]] = []
+    parts: list[list[dict[str, np.ndarray]]] = []  # of each batch
     loader.set_epoch(0)
     try:
         for batch in device_batches(loader, device, StepClock(device)):
             with loader.explained(), torch.autocast(device.type, dtype, enabled=dtype is not None):
                 detections = model(batch)
-            parts += _in_file_pixels(batch, detections)
+            parts.append(_in_file_pixels(batch, detections))
     finally:
         model.train(was_training)
-    truth = _truth(loader.dataset)
-    position = np.full(len(loader.dataset.index), -1)
-    position[loader.dataset.rows] = np.arange(len(loader.dataset))
+    return agreed(_judged(_dealt(gathered(parts)), loader.dataset, classes, cfg) if world().first else None)
+
+
+def _dealt(parts: list[list[list[dict[str, np.ndarray]]]]) -> list[dict[str, np.ndarray]]:
+    """Of all ranks' batches the pictures in the order in which one process would have met them."""
+    rounds = itertools.zip_longest(*parts, fillvalue=())
+    return [picture for batches in rounds for batch in batches for picture in batch]
+
+
+def _judged(
+    parts: list[dict[str, np.ndarray]], dataset: DetectionDataset, classes: Sequence[str], cfg: EvaluateConfig
+) -> dict[str, Any]:
+    truth = _truth(dataset)
+    position = np.full(len(dataset.index), -1)
+    position[dataset.rows] = np.arange(len(dataset))
     found = Boxes(
         image=position[np.concatenate([p["row"] for p in parts])],
         boxes=np.concatenate([p["boxes"] for p in parts]),
@@ -46,7 +61,7 @@ def evaluate(
         scores=np.concatenate([p["scores"] for p in parts]),
     )
     return evaluate_detections(
-        truth, found, pictures=len(loader.dataset), classes=classes, max_detections=cfg.max_detections,
+        truth, found, pictures=len(dataset), classes=classes, max_detections=cfg.max_detections,
         false_call_score=cfg.false_call_score,
     )
 

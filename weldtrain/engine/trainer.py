@@ -1,200 +1,409 @@
-"""The training loop: steps, logging, evaluation, checkpoints. Waits for the device on log steps only."""
+"""The training loop: steps, logging, evaluation, checkpoints. Waits for the device on log steps only.
+
+Between two steps the state is whole: that is where a signal ends a run, and where a run that is resumed goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from weldtrain import interruption
 from weldtrain.config import Config
 from weldtrain.data.batch import Batch
 from weldtrain.data.loader import Loader
 from weldtrain.engine import checkpoint
+from weldtrain.engine.distributed import StopTogether, same_buffers, summed, world
+from weldtrain.engine.ema import Ema
 from weldtrain.engine.evaluator import tagged
-from weldtrain.engine.optim import build_optimizer, build_scheduler
+from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
-from weldtrain.errors import TrainingError
+from weldtrain.engine.step import LOSSES, TrainingStep
+from weldtrain.errors import ConfigError, TrainingError
+from weldtrain.interruption import Interrupted, deferred
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
 from weldtrain.telemetry.console import ProgressLine, figure, progress_line
 from weldtrain.telemetry.machine import MachineCounters
-from weldtrain.telemetry.record import RunRecord
+from weldtrain.telemetry.record import Follower, RunRecord
 
 log = logging.getLogger(__name__)
 
-LOSSES = ("classifier", "box_reg", "objectness", "rpn_box_reg")
-
 
 class Trainer:
-    """Trains `model` on `loader`; `judge` returns the validation metrics of the model as it stands."""
+    """Trains `model` on `loader`; `judge` returns the validation metrics of the model that it is given."""
 
     def __init__(
-        self, model: Detector, loader: Loader, judge: Callable[[], dict[str, Any]], classes: list[str], cfg: Config,
-        device: torch.device, dtype: torch.dtype | None, record: RunRecord,
+        self, model: Detector, loader: Loader, judge: Callable[[Detector], dict[str, Any]], classes: list[str], cfg: Config,
+        device: torch.device, dtype: torch.dtype | None, record: RunRecord | Follower,
     ) -> None:
         self.model, self.loader, self.judge, self.classes = model, loader, judge, classes
         self.cfg, self.device, self.dtype, self.record = cfg, device, dtype, record
-        steps = cfg.trainer.epochs * len(loader)
+        self.world = world()
+        self.batches = _batches_of_an_epoch(loader, cfg.trainer.accumulate)
+        steps = cfg.trainer.epochs * -(-self.batches // cfg.trainer.accumulate)
         self.total_steps = min(steps, cfg.trainer.max_steps or steps)
-        self.optimizer = build_optimizer(model, cfg.optimizer)
-        self.scheduler = build_scheduler(self.optimizer, cfg.scheduler, self.total_steps)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        self.ema = Ema(model, cfg.trainer.ema) if cfg.trainer.ema else None
+        pictures = cfg.loader.batch_size * self.world.size * cfg.trainer.accumulate
+        self.optimizer = build_optimizer(model, cfg.optimizer, pictures)
+        # It gets no device_ids, which would have it move what is where it belongs.
+        trained = DistributedDataParallel(model, gradient_as_bucket_view=True) if self.world.size > 1 else model
+        self.train_step = TrainingStep(trained, self.optimizer, device, dtype, cfg.trainer.grad_clip)
         self.clock, self.machine = StepClock(device), MachineCounters(device)
-        self.epoch = self.step = 0
+        # What comes next, and how far the run is: all that is not within model, optimiser and schedule.
+        self.epoch = self.batch = self.step = 0
+        self.unjudged = False  # an epoch has ended and its evaluation is still to come
         self.best: dict[str, Any] | None = None
-        self._watch = LossWatch(device, loader)
+        self.stale = 0  # evaluations since the best
+        self.ranking: list[list[float]] = []  # [worth, epoch] of the epochs that are kept, the best first
+        self.skipped = 0
         self._sums = torch.zeros(len(LOSSES), device=device)  # of the losses since the last log line
         self._unlogged = 0  # steps in `_sums`
         self._norm = torch.zeros((), device=device)
+        self._watch = LossWatch(device, loader, skip=cfg.trainer.non_finite == "skip")
+        self._stop = StopTogether()
+        self._writer = checkpoint.Writer()
 
-    def fit(self) -> dict[str, Any]:
-        """Runs to the end of training; returns the summary of the best epoch. Raises TrainingError on a non-finite loss."""
-        with progress_line(self.total_steps) as line:
-            while self.step < self.total_steps:
-                self._epoch(line)
-                last = self.step == self.total_steps
-                metrics = self._validate() if last or (self.epoch + 1) % self.cfg.trainer.eval_every == 0 else None
-                self._save(metrics)
-                self.epoch += 1
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do."""
+        over = self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs or self._out_of_patience
+        return over and not self.unjudged
+
+    @property
+    def _out_of_patience(self) -> bool:
+        return self.cfg.trainer.patience is not None and self.stale >= self.cfg.trainer.patience
+
+    def fit(self) -> None:
+        """Runs to the end of training. Raises TrainingError on a loss that is not finite, and where a checkpoint cannot be
+        written; a signal leaves a checkpoint of the step it came in."""
+        if self.world.first:
+            checkpoint.tidy(self.record.checkpoints)
+        try:
+            with progress_line(self.total_steps, self.step) as line:
+                while not self.finished:
+                    if not self.unjudged:
+                        self._train_epoch(line)
+                    self._end_epoch(self._validate() if self._evaluation_due() else None)
+        except Interrupted:
+            self._save()
+            raise
+        finally:
+            self._writer.close()
+
+    def summary(self) -> dict[str, Any]:
+        """What a finished run is known by: the metrics of its best epoch, and its rates."""
         assert self.best is not None
         totals = self.clock.totals()
-        metrics = self.best["metrics"]
         return {
-            **metrics,
-            "epochs": self.epoch,
+            **self.best["metrics"],
+            "epochs": self.epoch + (self.batch > 0),
             "steps": self.step,
             "best_epoch": self.best["epoch"],
-            "images_per_s": totals["loader/images_per_s"],
+            "skipped_steps": self.skipped,
+            "images_per_s": totals["loader/images_per_s"] * self.world.size,
             "data_wait_pct": totals["loader/data_wait_pct"],
             "epoch_start_s": totals["loader/epoch_start_s"],
             "checkpoint": str(self.record.checkpoints / "best.pt"),
             "classes": self.classes,
         }
 
-    def _epoch(self, line: ProgressLine) -> None:
+    def _train_epoch(self, line: ProgressLine) -> None:
+        """From where it stands to the end of the epoch, or of training."""
         self.model.train()
-        self.loader.set_epoch(self.epoch)
+        self.loader.set_epoch(self.epoch, self.batch)
         self.clock.start_epoch()
-        ends_at = min(self.step + len(self.loader), self.total_steps)
-        for batch in device_batches(self.loader, self.device, self.clock):
-            with self.loader.explained(), self.clock.compute():
-                self._step(batch)
-            self.clock.end_step(len(batch))
-            self.step += 1
-            self._unlogged += 1
-            if self.step % self.cfg.trainer.log_every == 0 or self.step == ends_at:
-                self._log(line)
-            line.advance(epoch=f"{self.epoch + 1}/{self.cfg.trainer.epochs}")
-            if self.step == ends_at:
-                break
+        group: list[Batch] = []
+        batches = self._on_every_rank(device_batches(self.loader, self.device, self.clock))
+        together = deferred() if self.world.size > 1 else contextlib.nullcontext()  # ranks stop after the same step
+        with contextlib.closing(batches), together, contextlib.ExitStack() as whole:
+            for batch in batches:
+                if not group:
+                    whole.enter_context(deferred())  # until the step is done
+                group.append(batch)
+                i = self.batch + len(group) - 1  # of the epoch
+                last = len(group) == self.cfg.trainer.accumulate or i + 1 == self.batches
+                with self.loader.explained(), self.clock.compute():
+                    self._add(batch, i, len(group) == 1, last)
+                    if last:
+                        self._update(group)
+                self.clock.end_step(len(batch) if self.loader.order.pictures(i) > self.world.rank else 0, last)
+                if last:
+                    self.batch, group = i + 1, []
+                    self._after_step(line)
+                    whole.close()  # raises what came meanwhile
+                    if self.step == self.total_steps or self.batch == self.batches:
+                        break
         self._watch.settle()
+        if self.batch == self.batches:
+            self.epoch, self.batch = self.epoch + 1, 0
+        self.unjudged = True
+        self._save()  # before the evaluation, which may take long or fail
 
-    def _step(self, batch: Batch) -> None:
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            losses = self.model(batch)
-        parts = torch.stack([losses[name] for name in LOSSES])
-        total = parts.sum()
-        self._watch.look(parts.detach(), self.epoch, self.step, batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(total).backward()
-        self.scaler.unscale_(self.optimizer)
-        clip = self.cfg.trainer.grad_clip
-        self._norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if clip is None else clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.scheduler.step()
-        self._sums += parts.detach()
+    def _on_every_rank(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """As many batches as the rank that has most: a rank without one in the last round takes its last again, for nothing."""
+        with contextlib.closing(batches):
+            batch = None
+            for _ in range(self.batch, self.batches):
+                batch = next(batches, batch)
+                if batch is None:  # resumed right before such a round
+                    self.loader.set_epoch(self.epoch, 0)
+                    batch = next(iter(self.loader)).to(self.device)
+                yield batch
+
+    def _add(self, batch: Batch, i: int, first: bool, last: bool) -> None:
+        """The gradient of a batch, weighted so that every picture of the step counts the same, over all batches and ranks."""
+        order, accumulate = self.loader.order, self.cfg.trainer.accumulate
+        start = i - i % accumulate
+        together = sum(map(order.pictures, range(start, min(start + accumulate, self.batches))))
+        mine = len(batch) if order.pictures(i) > self.world.rank else 0
+        weight = mine * self.world.size / together
+        if first:
+            self._watch.begin(self.model)
+        parts = self.train_step.add(batch, weight, last)
+        self._parts = weight * parts if first else self._parts + weight * parts
+
+    def _update(self, group: list[Batch]) -> None:
+        factor = lr_factor(self.step, self.total_steps, self.cfg.scheduler)
+        set_rates(self.optimizer, factor)
+        self._norm = self.train_step.update()
+        kept = self._watch.look(self._parts, self._norm, self.train_step.scaler.is_enabled(), self.epoch, self.step, group)
+        if kept:
+            self._sums += self._parts
+            self._unlogged += 1
+            if self.ema:
+                self.ema.update()
+        else:
+            self.skipped += 1
+            if self.skipped > self.cfg.trainer.skip_at_most:
+                raise TrainingError(f"{self.skipped} steps were left out because their loss or gradient was not finite",
+                                    f"epoch {self.epoch + 1}, step {self.step + 1}", "lower optimizer.lr, or raise "
+                                    "trainer.skip_at_most")
+        self.step += 1
+
+    def _after_step(self, line: ProgressLine) -> None:
+        ends = self.step == self.total_steps or self.batch == self.batches
+        if self.step % self.cfg.trainer.log_every == 0 or ends:
+            self._log(line)
+        line.advance(epoch=f"{self.epoch + 1}/{self.cfg.trainer.epochs}")
+        if self.cfg.trainer.save_every and self.step % self.cfg.trainer.save_every == 0 and not ends:
+            self._watch.settle()
+            self._save()
+        if self.world.size > 1:
+            if (number := interruption.came()) is not None:
+                self._stop.ask(self.step, number)
+            if (number := self._stop.due(self.step)) is not None:
+                raise Interrupted(number)
 
     def _log(self, line: ProgressLine) -> None:
-        lr = self.optimizer.param_groups[0]["lr"]
         figures = self.clock.read()
-        losses = dict(zip(LOSSES, (self._sums / self._unlogged).tolist()))
+        figures["loader/images_per_s"] *= self.world.size
+        means = summed(self._sums) / max(self._unlogged * self.world.size, 1)
+        losses = dict(zip(LOSSES, means.tolist()))
         self._sums.zero_()
         self._unlogged = 0
         values = {"loss/total": sum(losses.values())} | {f"loss/{name}": value for name, value in losses.items()}
-        values |= {"optim/lr": lr, "optim/grad_norm": float(self._norm)} | figures
+        values |= {"optim/lr": self.optimizer.param_groups[0]["lr"], "optim/grad_norm": float(self._norm)} | figures
         values["loader/epoch_start_s"] = self.clock.epoch_starts_s[-1]
         self.record.scalars(self.step, values | self.machine.read(), epoch=self.epoch)
         line.show(f"loss {values['loss/total']:.3f}  {figures['loader/images_per_s']:.1f} images/s  "
                   f"data wait {figures['loader/data_wait_pct']:.0f} %")
 
+    def _evaluation_due(self) -> bool:
+        return (self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs
+                or self.epoch % self.cfg.trainer.eval_every == 0)
+
     def _validate(self) -> dict[str, Any]:
-        metrics = self.judge()
-        self.record.scalars(self.step, tagged("val", metrics), epoch=self.epoch)
-        log.info("epoch %d: AP50 %s, AP %s", self.epoch + 1, figure(metrics["map_50"]), figure(metrics["map"]))
+        judged = self.ema.model if self.ema else self.model
+        same_buffers(judged)
+        metrics = self.judge(judged)
+        done = self.epoch + (self.batch > 0)
+        self.record.scalars(self.step, tagged("val", metrics), epoch=done - 1)
+        log.info("epoch %d: AP50 %s, AP %s", done, figure(metrics["map_50"]), figure(metrics["map"]))
         return metrics
 
-    def _save(self, metrics: dict[str, Any] | None) -> None:
-        """Writes last.pt, and best.pt where no `metrics` before were better: without any AP the latest is the best."""
-        last = self.record.checkpoints / "last.pt"
-        better = metrics is not None and (self.best is None or _worth(metrics) >= _worth(self.best["metrics"]))
-        if better:
-            self.best = {"epoch": self.epoch, "metrics": metrics}
-        checkpoint.save(last, {
+    def _end_epoch(self, metrics: dict[str, Any] | None) -> None:
+        """Keeps the epoch, as the best where no `metrics` before were better: without any AP the latest is the best."""
+        with deferred():
+            self.unjudged = False
+            done = self.epoch + (self.batch > 0)
+            names = []
+            if metrics is not None:
+                better = self.best is None or _worth(metrics) >= _worth(self.best["metrics"])
+                self.stale = 0 if better else self.stale + 1
+                if better:
+                    self.best = {"epoch": done - 1, "metrics": metrics}
+                    names.append("best.pt")
+                if self._out_of_patience:
+                    log.info("%d evaluations without a better AP than epoch %d: training ends (trainer.patience)", self.stale,
+                             self.best["epoch"] + 1)
+            self._save(names, self._kept(done, metrics), metrics)
+
+    def _kept(self, done: int, metrics: dict[str, Any] | None) -> set[str]:
+        """The names of the checkpoints of single epochs that are to be there."""
+        best, every = self.cfg.trainer.keep_best, self.cfg.trainer.keep_every
+        if metrics is not None and best > 1:
+            self.ranking = sorted([*self.ranking, [_worth(metrics), done]], reverse=True)[:best]
+        epochs = {int(epoch) for _, epoch in self.ranking} | (set(range(every, done + 1, every)) if every else set())
+        return {f"epoch_{epoch:04d}.pt" for epoch in epochs}
+
+    def _save(self, names: list[str] | None = None, kept: set[str] | None = None, metrics: dict[str, Any] | None = None) -> None:
+        """Writes last.pt in the background, under `names` as well, and where epochs are `kept` also under this one's."""
+        if not self.world.first:
+            return
+        with deferred():
+            own = f"epoch_{self.epoch + (self.batch > 0):04d}.pt"
+
+            def publish(path: Path) -> None:
+                for name in [*(names or []), *({own} & (kept or set()))]:
+                    checkpoint.publish(path, name)
+                if kept is not None:
+                    for file in path.parent.glob("epoch_*.pt"):
+                        if file.name not in kept:
+                            file.unlink()
+
+            self._writer.write(self.record.checkpoints / "last.pt", self.state() | {"metrics": metrics}, publish)
+
+    def state(self) -> dict[str, Any]:
+        """All that a run goes on from. The schedule is a function of the step, the order of pictures of epoch and batch."""
+        return {
             "model": self.model.state_dict(),
+            "ema": self.ema.model.state_dict() if self.ema else None,
+            "ema_updates": self.ema.updates if self.ema else 0,
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "scaler": self.scaler.state_dict(),
+            "scaler": self.train_step.scaler.state_dict(),
+            "random": {"torch": torch.get_rng_state()}
+            | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}),
             "epoch": self.epoch,
+            "batch": self.batch,
+            "pictures": self.batch * self.cfg.loader.batch_size * self.world.size,
             "step": self.step,
-            "metrics": metrics,
+            "unjudged": self.unjudged,
             "best": self.best,
+            "stale": self.stale,
+            "ranking": self.ranking,
+            "skipped": self.skipped,
+            "sums": self._sums,
+            "unlogged": self._unlogged,
             "classes": self.classes,
             "config": asdict(self.cfg),
-        })
-        if better:
-            checkpoint.publish(last, "best.pt")
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state`. Raises ConfigError where it is another model's or another optimiser's."""
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(_with_rates_of(self.optimizer, state["optimizer"]))
+        except (RuntimeError, ValueError, KeyError) as e:
+            raise ConfigError(f"does not fit this model or optimiser ({str(e).splitlines()[-1].strip()})", "resume",
+                              "leave model and optimizer as they were, or start anew with model.weights=CHECKPOINT") from e
+        if self.ema:
+            self.ema.model.load_state_dict(state["ema"] or state["model"])
+            self.ema.updates = state["ema_updates"]
+        self.train_step.scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["random"]["torch"])
+        if "cuda" in state["random"] and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
+        for name in ("epoch", "step", "unjudged", "best", "stale", "ranking", "skipped"):
+            setattr(self, name, state[name])
+        set_rates(self.optimizer, lr_factor(max(self.step - 1, 0), self.total_steps, self.cfg.scheduler))
+        together = self.cfg.loader.batch_size * self.world.size
+        self.batch, rest = divmod(state["pictures"], together)
+        self.batch -= self.batch % self.cfg.trainer.accumulate
+        if rest:
+            log.warning("the batches are others than before: %d pictures of this epoch come twice", rest)
+        self._sums.copy_(state["sums"])
+        self._unlogged = state["unlogged"]
 
 
-def _worth(metrics: dict[str, Any]) -> float:
+def _with_rates_of(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with the settings of this run: what was learnt is kept, what was asked for is new."""
+    mine = optimizer.state_dict()["param_groups"]
+    return {**state, "param_groups": [{**old, **{k: v for k, v in new.items() if k != "params"}}
+                                      for old, new in zip(state["param_groups"], mine, strict=True)]}
+
+
+def _batches_of_an_epoch(loader: Loader, accumulate: int) -> int:
+    """Of the rank that has most; with drop_last only whole steps, as with the large batch that accumulation stands for."""
+    rounds = loader.order.rounds
+    if loader.order.drop_last and rounds >= accumulate:
+        rounds -= rounds % accumulate
+    return rounds
+
+
+def _worth(metrics: Mapping[str, Any]) -> float:
     return -1.0 if metrics["map"] is None else metrics["map"]
 
 
 class _Seen(NamedTuple):
-    parts: torch.Tensor
+    values: torch.Tensor
     ready: torch.cuda.Event | None
+    scaled: bool
     epoch: int
     step: int
-    image_ids: torch.Tensor
+    image_ids: list[int]
 
 
 class LossWatch:
-    """Stops the run on a loss that is not finite: at once on a CPU, one step late on CUDA, so that no step waits."""
+    """Stops the run on a loss or gradient that is not finite: at once on a CPU, one step late on CUDA, so that no step waits;
+    the weights are not changed by such a step anyway. With `skip` it says which steps to leave out instead, and does wait."""
 
-    def __init__(self, device: torch.device, loader: Loader) -> None:
-        self._on_cuda = device.type == "cuda"
+    def __init__(self, device: torch.device, loader: Loader, skip: bool) -> None:
+        self._late = device.type == "cuda" and not skip
+        self._skip = skip
         self._index = loader.dataset.index
         self._pending: deque[_Seen] = deque()
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def look(self, parts: torch.Tensor, epoch: int, step: int, batch: Batch) -> None:
-        """Takes the losses [4] of a step on its way; raises TrainingError for an earlier one."""
-        ready = None
-        if self._on_cuda:
-            pinned = torch.empty(parts.shape, dtype=parts.dtype, pin_memory=True)
-            parts = pinned.copy_(parts, non_blocking=True)
+    def begin(self, model: Detector) -> None:
+        """Before a step: keeps the statistics of norms, which a forward pass changes at once."""
+        if self._skip:
+            self._kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def look(self, parts: torch.Tensor, norm: torch.Tensor, scaled: bool, epoch: int, step: int, group: list[Batch]) -> bool:
+        """Takes the losses [4] and the gradient's norm of a step on its way; `scaled` ones may overflow, which their scaler
+        sees to. Returns whether to keep the step; raises TrainingError for an earlier one."""
+        values, ready = torch.cat([parts, norm[None]]), None
+        if self._late:
+            pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            values = pinned.copy_(values, non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-        self._pending.append(_Seen(parts, ready, epoch, step, batch.image_ids))
-        self._check(keep=1 if self._on_cuda else 0)
+        rows = list(itertools.chain.from_iterable(batch.image_ids.tolist() for batch in group))
+        self._pending.append(_Seen(values, ready, scaled, epoch, step, rows))
+        return self._check(keep=1 if self._late else 0)
 
     def settle(self) -> None:
         """Looks at all that is left; called before anything is saved."""
         self._check(keep=0)
 
-    def _check(self, keep: int) -> None:
+    def _check(self, keep: int) -> bool:
         while len(self._pending) > keep:
             seen = self._pending.popleft()
             if seen.ready is not None:
                 seen.ready.synchronize()
-            if not torch.isfinite(seen.parts).all():
-                values = ", ".join(f"{name} {value:g}" for name, value in zip(LOSSES, seen.parts.tolist()))
-                names = ", ".join(self._index.path(int(row)) for row in seen.image_ids)
-                raise TrainingError(
-                    f"the loss is not finite ({values})", f"epoch {seen.epoch + 1}, step {seen.step + 1}, pictures {names}",
-                    "lower optimizer.lr, raise scheduler.warmup, or set trainer.precision=fp32; last.pt is from before",
-                )
+            if torch.isfinite(seen.values[:-1] if seen.scaled else seen.values).all():
+                continue
+            *parts, norm = seen.values.tolist()
+            values = ", ".join(f"{name} {value:g}" for name, value in (*zip(LOSSES, parts), ("gradient norm", norm)))
+            names = ", ".join(self._index.path(row) for row in seen.image_ids)
+            error = TrainingError(
+                f"the loss is not finite ({values})", f"epoch {seen.epoch + 1}, step {seen.step + 1}, pictures {names}",
+                "lower optimizer.lr, raise scheduler.warmup, or set trainer.precision=fp32; last.pt is from before",
+            )
+            if not self._skip:
+                raise error
+            log.warning("left out: %s", error)
+            for buffer, before in self._kept:
+                buffer.copy_(before)
+            return False
+        return True

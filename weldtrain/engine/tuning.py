@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weldtrain.config import LoaderConfig
-from weldtrain.engine.ledger import Rate
+from weldtrain.engine.rates import Rate
 from weldtrain.errors import TrainingError, one_line
 
 WORKERS_AT_MOST = 16

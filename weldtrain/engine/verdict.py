@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weldtrain.data.batch import STAGES
-from weldtrain.engine.ledger import BETWEEN, STEP_STAGES, Ledger
+from weldtrain.engine.ledger import BETWEEN, Ledger
+from weldtrain.engine.step import STEP_STAGES
 from weldtrain.engine.tuning import ENOUGH, Setting
 from weldtrain.telemetry.charts import short
 

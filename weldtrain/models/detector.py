@@ -5,9 +5,11 @@ Parameter names are torchvision's, so its weights fit. Class 0 is the background
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torchvision.models import get_model
 from torchvision.models.detection._utils import Matcher
@@ -45,6 +47,7 @@ class Detector(nn.Module):
         `boxes` float32 [n,4] in px of the batch's picture, `labels` int64 [n] from 1, `scores` float32 [n] descending."""
         sizes = [tuple(size) for size in batch.image_sizes.tolist()]
         targets = batch.targets() if self.training else None
+        self.rpn.fg_bg_sampler.seeds = self.roi_heads.fg_bg_sampler.seeds = batch.seeds.tolist()
         images = ImageList(self.normalise(batch.images, sizes), sizes)
         features = self.backbone(images.tensors)
         proposals, rpn_losses = self.rpn(images, features, targets)
@@ -71,8 +74,34 @@ class Detector(nn.Module):
         self.roi_heads.detections_per_img = max_detections
 
 
+class PictureSampler:
+    """Which anchors or proposals of each picture are taught: as many as torchvision's BalancedPositiveNegativeSampler, drawn
+    by the picture's own seed, so that neither the batch, the rank nor what came before decides about them."""
+
+    def __init__(self, per_picture: int, positive_fraction: float) -> None:
+        self._per_picture, self._positives = per_picture, int(per_picture * positive_fraction)
+        self.seeds: list[int] = []  # of the batch
+
+    def __call__(self, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Masks bool [n] of the positive (label above 0) and negative (0) ones to teach, of each picture."""
+        taught = [self._drawn(of_picture, seed) for of_picture, seed in zip(labels, self.seeds)]
+        return [positive for positive, _ in taught], [negative for _, negative in taught]
+
+    def _drawn(self, labels: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator(labels.device).manual_seed(seed)
+        order = torch.randperm(len(labels), generator=generator, device=labels.device)
+        labels = labels[order]  # of those in random order, the first ones
+        positive, negative = labels > 0, labels == 0
+        positive &= positive.cumsum(0) <= self._positives
+        negative &= negative.cumsum(0) <= self._per_picture - positive.sum()
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        return positive[back], negative[back]
+
+
 class _Rpn(RegionProposalNetwork):
-    """torchvision's, except that ignored boxes are taught neither as objects nor as background."""
+    """torchvision's, except that ignored boxes are taught neither as objects nor as background, and that each picture counts
+    the same, however many of its anchors are taught: so a batch's loss is the mean of its parts'."""
 
     def assign_targets_to_anchors(self, anchors, targets):
         labels, matched = super().assign_targets_to_anchors(anchors, targets)
@@ -80,27 +109,49 @@ class _Rpn(RegionProposalNetwork):
             _spare(label, boxes, target["ignored"], self.proposal_matcher)
         return labels, matched
 
+    def compute_loss(self, objectness, pred_bbox_deltas, labels, regression_targets):
+        positive, negative = self.fg_bg_sampler(labels)
+        shares = _shares([p | n for p, n in zip(positive, negative)])
+        taught, positive = torch.where(shares > 0)[0], torch.where(torch.cat(positive))[0]
+        deltas, wanted = pred_bbox_deltas[positive], torch.cat(regression_targets)[positive]
+        of_box = F.smooth_l1_loss(deltas, wanted, beta=1 / 9, reduction="none")
+        of_object = F.binary_cross_entropy_with_logits(objectness.flatten()[taught], torch.cat(labels)[taught], reduction="none")
+        return (of_object * shares[taught]).sum(), (of_box.sum(1) * shares[positive]).sum()
+
 
 class _RoiHeads(RoIHeads):
-    """torchvision's, with the same exception."""
+    """torchvision's, with the same exceptions."""
 
     def forward(self, features, proposals, image_shapes, targets=None):
-        detections, losses = super().forward(features, proposals, image_shapes, targets)
-        if self.training and not self._sampled:  # every proposal lies in an ignored box: means over nothing
-            losses = {name: loss.nan_to_num() for name, loss in losses.items()}
-        return detections, losses
+        if self.training:
+            proposals, _, labels, regression_targets = self.select_training_samples(proposals, targets)
+        logits, deltas = self.box_predictor(self.box_head(self.box_roi_pool(features, proposals, image_shapes)))
+        if not self.training:
+            found = self.postprocess_detections(logits, deltas, proposals, image_shapes)
+            return [{"boxes": b, "scores": s, "labels": v} for b, s, v in zip(*found)], {}
+        shares = _shares([torch.ones_like(of_picture, dtype=torch.bool) for of_picture in labels])
+        labels = torch.cat(labels)
+        positive = torch.where(labels > 0)[0]
+        deltas = deltas.unflatten(1, (-1, 4))[positive, labels[positive]]
+        of_box = F.smooth_l1_loss(deltas, torch.cat(regression_targets)[positive], beta=1 / 9, reduction="none")
+        of_class = F.cross_entropy(logits, labels, reduction="none")
+        return [], {"loss_classifier": (of_class * shares).sum(), "loss_box_reg": (of_box.sum(1) * shares[positive]).sum()}
 
     def select_training_samples(self, proposals, targets):
         self._ignored = [t["ignored"] for t in targets]  # the next method is not given them
-        samples = super().select_training_samples(proposals, targets)
-        self._sampled = sum(map(len, samples[0]))
-        return samples
+        return super().select_training_samples(proposals, targets)
 
     def assign_targets_to_proposals(self, proposals, gt_boxes, gt_labels):
         matched, labels = super().assign_targets_to_proposals(proposals, gt_boxes, gt_labels)
         for label, boxes, ignored in zip(labels, proposals, self._ignored):
             _spare(label, boxes, ignored, self.proposal_matcher)
         return matched, labels
+
+
+def _shares(taught: Sequence[torch.Tensor]) -> torch.Tensor:
+    """float32, masks of each picture one after the other: what each of a batch's terms weighs, so that pictures weigh the
+    same and all together 1. A picture of which nothing is taught weighs nothing."""
+    return torch.cat([of_picture / of_picture.sum().clamp(min=1) for of_picture in taught]) / len(taught)
 
 
 def _spare(labels: torch.Tensor, boxes: torch.Tensor, ignored: torch.Tensor, matcher: Matcher) -> None:
@@ -125,7 +176,7 @@ def build_detector(cfg: ModelConfig, num_classes: int) -> Detector:
     deep = cfg.head == "four_conv_one_fc"
     channels = backbone.out_channels
     if deep:
-        box_head = FastRCNNConvFCHead((channels, 7, 7), [channels] * 4, [cfg.box_head_width], norm_layer=nn.BatchNorm2d)
+        box_head = FastRCNNConvFCHead((channels, 7, 7), [channels] * 4, [cfg.box_head_width], norm_layer=_head_norm(cfg))
     else:
         box_head = TwoMLPHead(channels * 7 * 7, cfg.box_head_width)
     rpn = _Rpn(
@@ -152,12 +203,27 @@ def build_detector(cfg: ModelConfig, num_classes: int) -> Detector:
         nms_thresh=cfg.box_nms_thresh,
         detections_per_img=100,
     )
+    rpn.fg_bg_sampler = PictureSampler(cfg.rpn_batch_per_image, 0.5)
+    roi_heads.fg_bg_sampler = PictureSampler(cfg.box_batch_per_image, cfg.box_positive_fraction)
     return Detector(backbone, rpn, roi_heads)
 
 
-def _norm(cfg: ModelConfig) -> type[nn.Module]:
+def _norm(cfg: ModelConfig) -> Callable[[int], nn.Module]:
+    if cfg.norm == "group":
+        return _group_norm
     # Statistics of a pretrained backbone are better than those of a few pictures a step; v2 was trained without.
-    return FrozenBatchNorm2d if cfg.weights and cfg.head == "two_mlp" else nn.BatchNorm2d
+    frozen = cfg.norm == "frozen" or (cfg.norm == "auto" and cfg.weights and cfg.head == "two_mlp")
+    return FrozenBatchNorm2d if frozen else nn.BatchNorm2d
+
+
+def _head_norm(cfg: ModelConfig) -> Callable[[int], nn.Module]:
+    """Of pyramid and box head, which no weights are frozen with."""
+    return _group_norm if cfg.norm == "group" else nn.BatchNorm2d
+
+
+def _group_norm(channels: int) -> nn.Module:
+    """32 groups (Wu and He 2018), or as many as divide the channels."""
+    return nn.GroupNorm(math.gcd(32, channels), channels)
 
 
 def _resnet(cfg: ModelConfig) -> BackboneWithFPN:
@@ -170,7 +236,7 @@ def _resnet(cfg: ModelConfig) -> BackboneWithFPN:
     width = body.inplanes // 8
     return BackboneWithFPN(
         body, {f"layer{i}": str(i - 1) for i in range(1, 5)}, [width, 2 * width, 4 * width, 8 * width],
-        cfg.pyramid_channels, norm_layer=nn.BatchNorm2d if cfg.head == "four_conv_one_fc" else None,
+        cfg.pyramid_channels, norm_layer=_head_norm(cfg) if cfg.head == "four_conv_one_fc" else None,
     )
 
 

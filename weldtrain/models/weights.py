@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.error import URLError
 
@@ -25,12 +26,15 @@ COCO = {
 _CLASS_LAYER = "roi_heads.box_predictor."
 
 
-def load_weights(model: Detector, cfg: ModelConfig) -> None:
-    """Starts `model` from `cfg.weights`; null leaves it as it is. Raises ConfigError with the way out."""
+def load_weights(model: Detector, cfg: ModelConfig, classes: Sequence[str] = ()) -> None:
+    """Starts `model`, of these classes, from `cfg.weights`; null leaves it as it is. Raises ConfigError with the way out."""
     if cfg.weights is None:
         return
-    state = _prefixed(_state(cfg))
-    if cfg.weights == "coco":
+    state, theirs = _state(cfg)
+    state = _prefixed(state)
+    if theirs and list(theirs) != list(classes):
+        log.info("model.weights=%s knows %s: the class layer starts anew", cfg.weights, ", ".join(theirs))
+    if cfg.weights == "coco" or (theirs and list(theirs) != list(classes)):
         state = {name: value for name, value in state.items() if not name.startswith(_CLASS_LAYER)}
     own = model.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
@@ -43,9 +47,10 @@ def load_weights(model: Detector, cfg: ModelConfig) -> None:
              f"; from scratch: {', '.join(missing)}" if missing else "")
 
 
-def _state(cfg: ModelConfig) -> dict[str, torch.Tensor]:
+def _state(cfg: ModelConfig) -> tuple[dict[str, torch.Tensor], Sequence[str]]:
+    """The weights, and the classes of a checkpoint of weldtrain."""
     if cfg.weights in ("imagenet", "coco"):
-        return _downloaded(cfg)
+        return _downloaded(cfg), ()
     path = Path(cfg.weights).expanduser()
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -53,10 +58,10 @@ def _state(cfg: ModelConfig) -> dict[str, torch.Tensor]:
         raise ConfigError("no such file", f"model.weights={cfg.weights}", "give null, imagenet, coco or a file") from None
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as e:
         raise ConfigError(f"cannot be loaded ({str(e).splitlines()[0]})", path, "it must be a state dict saved by torch") from e
-    state = loaded.get("model", loaded) if isinstance(loaded, dict) else loaded
+    state = loaded.get("ema") or loaded.get("model", loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise ConfigError("holds no state dict", path, "it must map parameter names to tensors")
-    return state
+    return state, loaded.get("classes", ())
 
 
 def _downloaded(cfg: ModelConfig) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ def run(cfg: Config, record: RunRecord) -> float | None:
     log.info("%s: %s", cfg.evaluate.split, index.describe(cfg.evaluate.split))
 
     model = build_detector(model_cfg, len(classes))
-    model.load_state_dict(state["model"])
+    model.load_state_dict(checkpoint.weights(state))
     model.to(device, memory_format=torch.channels_last)
     settings = tuned(cfg.loader, tuned_file(replace(cfg, model=model_cfg), index, device_name(device)))
     loader = evaluation_loader(dataset, settings, cfg.evaluate.batch_size, device)

@@ -91,11 +91,12 @@ class StepClock:
         """Around forward, backward and optimiser."""
         return self._timed("compute_s")
 
-    def end_step(self, images: int) -> None:
+    def end_step(self, images: int, whole: bool = True) -> None:
+        """After each batch; not a `whole` step where more are to come before the weights change."""
         now = time.perf_counter()
         self._interval.wall_s += now - self._mark_s
         self._mark_s = now
-        self._interval.steps += 1
+        self._interval.steps += whole
         self._interval.images += images
 
     def read(self) -> dict[str, float]:

@@ -31,13 +31,13 @@ class ProgressLine:
 
 
 @contextlib.contextmanager
-def progress_line(total: int) -> Iterator[ProgressLine]:
-    """The bar, on standard error, for the time of the `with` block."""
+def progress_line(total: int, done: int = 0) -> Iterator[ProgressLine]:
+    """The bar, on standard error, for the time of the `with` block; of which `done` was done by an earlier process."""
     console = Console(stderr=True)
     columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
                TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield ProgressLine(progress, progress.add_task("", total=total, epoch="1", figures=""))
+        yield ProgressLine(progress, progress.add_task("", total=total, completed=done, epoch="1", figures=""))
 
 
 def followed(items: Iterable[T], total: int, what: str) -> Iterator[T]:

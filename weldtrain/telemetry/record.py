@@ -1,11 +1,12 @@
 """RunRecord: the run directory and its writers. The one place where a run is written down.
 
 `config.yaml`, `metrics.jsonl`, `tensorboard/`, `run.log`, `summary.json`, `checkpoints/`. All are complete after any end:
-success, error, Ctrl-C.
+success, error, Ctrl-C. A run that is resumed goes on in its directory.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -23,29 +24,36 @@ from weldtrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"
+
 
 class RunRecord:
     """A context manager: what happens inside is logged, and the way it ended becomes `status` of the summary."""
 
-    def __init__(self, run_dir: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
-        """Takes the directory for this run and writes its configuration there.
+    def __init__(self, run_dir: str | os.PathLike[str], config: Mapping[str, Any], resumed: bool = False) -> None:
+        """Takes the directory for this run, a new one or that of a run to be resumed.
 
         Raises ConfigError if another run has the directory, or if it cannot be written.
         """
-        self.dir = Path(run_dir)
+        self.dir, self.config = Path(run_dir), config
         self.checkpoints = self.dir / "checkpoints"
         self.summary: dict[str, Any] = {}
+        self.unchanged = False  # by a run that had nothing left to do
         self._tensorboard = None
         self._start_s = time.time()
+        self._purge_step: int | None = None
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             # Created, never opened: two runs in one directory would mix.
-            self._jsonl = open(self.dir / "metrics.jsonl", "x", buffering=1, encoding="utf-8")  # noqa: SIM115
+            self._jsonl = open(self.dir / METRICS, "a" if resumed else "x", buffering=1, encoding="utf-8")  # noqa: SIM115
         except FileExistsError:
             raise ConfigError("holds another run", self.dir, "leave hydra.run.dir alone, or name a new folder") from None
         except OSError as e:
             raise ConfigError(f"cannot be written ({e.strerror})", self.dir, "set output_dir to a folder with room") from None
-        (self.dir / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), "utf-8")
+        if not locked(self._jsonl.fileno()):
+            raise ConfigError("is being written by a run that is still going on", self.dir, "wait for it, or end it")
+        if not resumed:
+            self._write_config()
         self._root_logger = logging.getLogger("weldtrain")
         self._handlers = [_handler(logging.FileHandler(self.dir / "run.log", encoding="utf-8"),
                                    "%(asctime)s %(levelname)s %(name)s: %(message)s"),
@@ -69,14 +77,33 @@ class RunRecord:
             status = "failed"
             log.error("the run failed", exc_info=error)
         known = {"status": status, "run_dir": str(self.dir)} | ({"error": str(error)} if status == "failed" else {})
-        text = json.dumps(_plain(known | self.summary), indent=2, ensure_ascii=False)
-        (self.dir / "summary.json").write_text(text + "\n", "utf-8")
+        if not self.unchanged:
+            self.write("summary.json", known | self.summary)
         self._jsonl.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
         for handler in self._handlers:
             self._root_logger.removeHandler(handler)
             handler.close()
+
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        """Writes a JSON file into the run directory."""
+        (self.dir / name).write_text(json.dumps(_plain(values), indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+    def rewind(self, step: int, judged: bool = True) -> None:
+        """What was written of later steps is dropped, and of this one's evaluation where the run is yet to be `judged`: a run
+        that is resumed writes it again."""
+        self._purge_step = step + 1
+        file = self.dir / METRICS
+        end = step + 0.5 * judged
+        kept = list(itertools.takewhile(lambda line: _place_of(line) <= end, file.read_bytes().splitlines(keepends=True)))
+        if kept:
+            self._start_s = time.time() - json.loads(kept[-1])["time_s"]
+        os.truncate(file, sum(map(len, kept)))
+        self._write_config()
+
+    def _write_config(self) -> None:
+        (self.dir / "config.yaml").write_text(yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True), "utf-8")
 
     def scalars(self, step: int, values: Mapping[str, float | None], **more: float) -> None:
         """Writes one set of figures under their TensorBoard tags. None means "nothing can be said" and is null in
@@ -93,8 +120,64 @@ class RunRecord:
         if self._tensorboard is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._tensorboard = SummaryWriter(self.dir / "tensorboard", flush_secs=10)
+            self._tensorboard = SummaryWriter(self.dir / "tensorboard", flush_secs=10, purge_step=self._purge_step)
         return self._tensorboard
+
+
+class Follower:
+    """In the place of a RunRecord on every rank but the first, which alone writes: only errors reach the screen."""
+
+    def __init__(self, run_dir: str | os.PathLike[str], rank: int) -> None:
+        self.dir = Path(run_dir)
+        self.checkpoints = self.dir / "checkpoints"
+        self.summary: dict[str, Any] = {}
+        self.unchanged = False
+        self._root_logger = logging.getLogger("weldtrain")
+        self._handler = _handler(_Stderr(), f"rank {rank}: %(message)s")
+        self._handler.addFilter(lambda r: r.exc_info is None)
+
+    def __enter__(self) -> Follower:
+        self._root_logger.setLevel(logging.ERROR)
+        self._root_logger.propagate = False
+        self._root_logger.addHandler(self._handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._root_logger.removeHandler(self._handler)
+
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        pass
+
+    def rewind(self, step: int, judged: bool = True) -> None:
+        pass
+
+    def scalars(self, step: int, values: Mapping[str, float | None], **more: float) -> None:
+        pass
+
+
+def locked(fd: int) -> bool:
+    """Takes the lock of an open file, which ends with the process; False if another process has it."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _place_of(line: bytes) -> float:
+    """The step of a line of metrics.jsonl, of an evaluation's half a step later; infinity for the torn last line of a run that
+    was killed."""
+    try:
+        values = json.loads(line)
+        return values["step"] + 0.5 * any(name.startswith("val/") for name in values)
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 class _Stderr(logging.StreamHandler):

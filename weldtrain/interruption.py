@@ -1,0 +1,70 @@
+"""Signals that ask a run to end: they unwind the stack like Ctrl-C, but not in the midst of what must be whole.
+
+The first asks, the second ends the process at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to end by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """130 for Ctrl-C, 143 for SIGTERM: what a shell says of a process that ended by the signal."""
+        return 128 + self.number
+
+    def __str__(self) -> str:
+        return {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}.get(self.number, f"ended by signal {self.number}")
+
+
+_deferred = False
+_came: int | None = None
+
+
+def listen(*numbers: int) -> None:
+    """From now on these signals raise Interrupted, wherever the main thread is then."""
+    for number in numbers:
+        signal.signal(number, _receive)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """What happens inside is done to its end; a signal that came meanwhile raises Interrupted after it."""
+    global _deferred, _came
+    if _deferred:  # within another
+        yield
+        return
+    _deferred = True
+    try:
+        yield
+    finally:
+        _deferred = False
+        number, _came = _came, None
+    if number is not None:
+        raise Interrupted(number)
+
+
+def came() -> int | None:
+    """The signal that came while it was deferred."""
+    return _came
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    global _came
+    signal.signal(number, signal.SIG_DFL)
+    if number == signal.SIGINT:  # whose default in Python is another exception
+        signal.signal(number, lambda *_: os._exit(128 + number))
+    if not _deferred:
+        raise Interrupted(number)
+    _came = number
