@@ -39,6 +39,8 @@ def _run(composed: DictConfig) -> float | None:
     try:
         runtime = HydraConfig.get().runtime
         cfg = config.validated(composed, runtime.cwd)
+        if sweeping and cfg.resume == config.AUTO:
+            raise ConfigError("does not say which run of a sweep", "resume=auto", "resume one by its directory, without -m")
         resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
         rank = int(os.environ.get("RANK", 0))
         with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
@@ -65,8 +67,8 @@ def main() -> None:
         config.check_override_keys(overrides)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        if ranks > 1 and sweeping:
-            raise ConfigError("does not work under torchrun", "-m", "start one torchrun for each point")
+        if ranks > 1 and (sweeping or {"task=check", "task=doctor"} & set(overrides)):
+            raise ConfigError("does not work under torchrun", "-m" if sweeping else "task", "start it alone")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
             overrides = [o for o in overrides if not o.startswith("resume=")] + ["resume=auto"]
         found = None if sweeping else resuming.find(overrides, Path.cwd())
@@ -77,6 +79,7 @@ def main() -> None:
             from weldtrain.engine import distributed
 
             distributed.join()
+            interruption.end_anyway(after_s=20)
             stamp, overrides = distributed.agreed((stamp, overrides))
             if distributed.world().rank:
                 overrides.append("hydra.output_subdir=null")  # written by the first

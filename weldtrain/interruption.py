@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -36,6 +38,23 @@ def listen(*numbers: int) -> None:
     """From now on these signals raise Interrupted, wherever the main thread is then."""
     for number in numbers:
         signal.signal(number, _receive)
+
+
+def end_anyway(after_s: float) -> None:
+    """Ends the process so long after a signal, also where the main thread waits in a library and cannot raise: a rank for
+    another that is gone."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while True:
+            number = os.read(read, 1)[0]
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                time.sleep(after_s)
+                os._exit(128 + number)
+
+    threading.Thread(target=watch, name="weldtrain-end", daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from weldtrain import config
 from weldtrain.errors import DataError
 from weldtrain.telemetry.record import METRICS, locked
 
-_OVERRIDES = ".hydra/overrides.yaml"
+_MADE_OF = "provenance.json"  # written once a run trains: unlike Hydra's record of its overrides not by one that is refused
 
 
 class Resumption(NamedTuple):
@@ -46,7 +47,7 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
     if not path.is_file():
         raise DataError("no such checkpoint", path, "give the path of a best.pt or last.pt, a run directory, or auto")
     run_dir = path.parent.parent
-    return Resumption(path, run_dir if (run_dir / METRICS).is_file() and path.parent.name == "checkpoints" else None)
+    return Resumption(path, run_dir if (run_dir / _MADE_OF).is_file() and path.parent.name == "checkpoints" else None)
 
 
 def sound(run_dir: Path) -> list[Path]:
@@ -62,9 +63,9 @@ def command(overrides: Sequence[str], found: Resumption) -> list[str]:
     kept = []
     if found.run_dir is not None:
         saved = yaml.safe_load((found.run_dir / "config.yaml").read_text("utf-8"))
-        for override in yaml.safe_load((found.run_dir / _OVERRIDES).read_text("utf-8")):
+        for override in json.loads((found.run_dir / _MADE_OF).read_text("utf-8"))["command"][1:]:
             name, _, value = override.partition("=")
-            if name.lstrip("+") in given | {"resume"}:
+            if name.lstrip("+") in given | {"resume", "hydra.run.dir", "hydra.output_subdir"}:
                 continue
             if name in config.PATH_KEYS and value != "null":  # as it was meant in the folder where that command was given
                 override = f"{name}={config.quoted(_at(saved, name))}"
@@ -82,7 +83,7 @@ def _runs(given: dict[str, str], cwd: Path) -> Iterator[Path]:
         output_dir = Path(config.absolute(given.get("output_dir", "outputs"), cwd))
         folders = sorted(output_dir.glob(f"{given.get('experiment', '*')}/*"), key=lambda folder: folder.name, reverse=True)
     for folder in folders:
-        if (folder / METRICS).is_file() and (folder / _OVERRIDES).is_file():
+        if (folder / METRICS).is_file() and (folder / _MADE_OF).is_file():
             with open(folder / METRICS) as file:
                 free = locked(file.fileno())
             if free:

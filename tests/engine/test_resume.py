@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import multiprocessing
 import os
+import random
+import shutil
 import signal
 from dataclasses import asdict, replace
 
@@ -100,6 +103,34 @@ def test_a_signal_anywhere_leaves_a_checkpoint_from_which_the_run_goes_on_to_the
     assert json.loads((folder / "summary.json").read_text())["map"] == json.loads((straight / "summary.json").read_text())["map"]
 
 
+def start(cfg, folder):
+    """A run in a process of its own, which goes on with what is there."""
+    there = sound(folder)
+    if not there:
+        shutil.rmtree(folder, ignore_errors=True)
+    run(cfg, folder, there[0] if there else None)
+
+
+def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_bit(configured, straight, tmp_path):
+    """Twenty times, wherever it happens to be."""
+    context = multiprocessing.get_context("forkserver")  # which has imported all, and has no threads
+    context.set_forkserver_preload([__name__, "weldtrain.tasks.train"])
+    cfg, folder, rng = configured(*LONG, "trainer.save_every=1"), tmp_path / "run", random.Random(0)
+    for _ in range(20):
+        process = context.Process(target=start, args=(cfg, folder))
+        process.start()
+        process.join(rng.uniform(0.5, 2.5))
+        process.kill()
+        process.join()
+        for file in (folder / "checkpoints").glob("[!.]*.pt"):
+            checkpoint.load(file)
+        assert len(list((folder / "checkpoints").glob(".*"))) <= 2  # the next run tidies up
+    start(cfg, folder)
+    same(last(folder), last(straight))
+    assert series(folder) == series(straight)
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
 def test_resuming_an_earlier_checkpoint_writes_what_followed_anew(configured, straight, tmp_path):
     folder = tmp_path / "run"
     cfg = configured(*LONG, "trainer.keep_every=1")
@@ -130,8 +161,6 @@ def test_other_classes_and_other_models_are_refused(configured, straight):
 
 
 def test_a_damaged_checkpoint_is_named_and_the_next_one_taken(configured, straight, tmp_path):
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     newest = folder / "checkpoints/last.pt"

@@ -1,14 +1,21 @@
 """Training: it learns, stops on a loss that is not finite, and leaves only finite weights behind."""
 
 import json
+import os
+import subprocess
+import threading
 from dataclasses import asdict
 
 import pytest
 import torch
 
+from weldtrain.config import ModelConfig, OptimizerConfig
 from weldtrain.engine import checkpoint, trainer
 from weldtrain.engine.device import autocast_dtype, choose_device
+from weldtrain.engine.ema import Ema
+from weldtrain.engine.optim import build_optimizer, set_rates
 from weldtrain.errors import ConfigError, TrainingError
+from weldtrain.models.detector import build_detector
 from weldtrain.tasks import train
 from weldtrain.telemetry.record import RunRecord
 
@@ -96,3 +103,156 @@ def test_precision_and_device_follow_the_machine():
         with pytest.raises(ConfigError, match=r"device=cuda.*set device=cpu"):
             choose_device("cuda")
         assert choose_device("auto").type in ("cpu", "mps")
+
+
+STEADY = ("trainer.cpu_threads=1", "trainer.precision=fp32", "trainer.max_steps=null", "trainer.log_every=1", "model.norm=group",
+          "optimizer=sgd", "optimizer.lr=1e-4")
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss/total"] for line in lines if "loss/total" in line]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_accumulated_batches_are_the_large_batch(configured, tmp_path, one_thread, drop_last):
+    """Three a step of eight pictures: a rest of two, which drop_last leaves out and which else makes a smaller step."""
+    more = (*STEADY, "trainer.epochs=2", f"loader.drop_last={str(drop_last).lower()}")
+    _, large = run(configured(*more, "loader.batch_size=3"), tmp_path / "large")
+    _, small = run(configured(*more, "loader.batch_size=1", "trainer.accumulate=3"), tmp_path / "small")
+    ours, theirs = (losses(record.dir) for record in (small, large))
+    assert len(ours) == (4 if drop_last else 6) and ours == pytest.approx(theirs, rel=5e-3)  # a proposal may fall otherwise
+    weights = [checkpoint.load(record.checkpoints / "last.pt")["model"] for record in (small, large)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-2, atol=1e-4)
+
+
+def test_the_average_is_what_is_judged_and_kept(configured, tmp_path, one_thread):
+    _, record = run(configured(*STEADY, "trainer.epochs=1", "trainer.ema=0.5", "loader.batch_size=4"), tmp_path / "run")
+    state = checkpoint.load(record.checkpoints / "best.pt")
+    assert state["ema_updates"] == 2 and checkpoint.weights(state) is state["ema"]
+    assert not torch.equal(state["ema"]["rpn.head.cls_logits.weight"], state["model"]["rpn.head.cls_logits.weight"])
+    model = torch.nn.Linear(2, 2)
+    average, seen = Ema(model, 0.5), [model.weight.detach().clone()]
+    for _ in range(30):
+        torch.nn.init.normal_(model.weight)
+        seen.append(model.weight.detach().clone())
+        average.update()
+    wanted = seen[0]
+    for n, weight in enumerate(seen[1:], 1):
+        decay = min(0.5, (1 + n) / (10 + n))
+        wanted = decay * wanted + (1 - decay) * weight
+    torch.testing.assert_close(average.model.weight.detach(), wanted)
+
+
+def test_a_step_that_is_not_finite_can_be_left_out_and_changes_nothing(configured, tmp_path, monkeypatch, one_thread):
+    plain, calls = trainer.TrainingStep.add, iter(range(100))
+
+    def broken(self, batch, weight=1.0, last=True, **more):
+        before = [p.grad for p in self._parameters]
+        parts = plain(self, batch, weight, last, **more)
+        if next(calls) == 1:
+            assert before[0] is None
+            self._parameters[0].grad[:] = float("nan")
+            next(b for b in self.model.buffers() if b.is_floating_point()).fill_(float("nan"))
+            parts = parts * float("nan")
+        return parts
+
+    monkeypatch.setattr(trainer.TrainingStep, "add", broken)
+    more = ("trainer.max_steps=4", "trainer.cpu_threads=1", "trainer.non_finite=skip", "model.norm=batch")
+    _, record = run(configured(*more), tmp_path / "run")
+    assert record.summary["skipped_steps"] == 1 and record.summary["steps"] == 4
+    assert "left out" in (record.dir / "run.log").read_text()
+    state = checkpoint.load(record.checkpoints / "last.pt")
+    assert all(torch.isfinite(w).all() for w in state["model"].values() if w.is_floating_point())
+    monkeypatch.setattr(trainer.TrainingStep, "add", lambda *a, **k: plain(*a, **k) * float("inf"))
+    with pytest.raises(TrainingError, match=r"3 steps were left out"):
+        run(configured(*more, "trainer.skip_at_most=2"), tmp_path / "capped")
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
+    for made in (torch.optim.SGD, torch.optim.AdamW):
+        model = torch.nn.Linear(3, 1)
+        step = trainer.TrainingStep(model, made(model.parameters(), 0.1, fused=True), torch.device("cpu"), None)
+        before = [p.detach().clone() for p in model.parameters()]
+        model(torch.tensor([[1.0, 2.0, float("inf")]])).sum().backward()
+        assert not torch.isfinite(step.update())
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+        model(torch.ones(1, 3)).sum().backward()
+        step.update()
+        assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def judged_as(monkeypatch, aps):
+    given = iter(aps)
+    empty = {"map_50": 0.0, "map_75": 0.0, "per_class_ap": {}, "per_class_ap_50": {}}
+    monkeypatch.setattr(train, "evaluate", lambda *_: {"map": next(given), **empty})
+
+
+def test_training_ends_where_patience_does_and_the_best_epochs_stay(configured, tmp_path, monkeypatch):
+    judged_as(monkeypatch, [0.1, 0.3, 0.2, 0.2, 0.9])
+    cfg = configured("trainer.epochs=5", "trainer.max_steps=null", "trainer.patience=2", "trainer.keep_best=2",
+                     "trainer.keep_every=4", "loader.batch_size=8")
+    _, record = run(cfg, tmp_path / "run")
+    assert (record.summary["best_epoch"], record.summary["epochs"]) == (1, 4)
+    assert {p.name for p in record.checkpoints.iterdir()} == {"last.pt", "best.pt", "epoch_0002.pt", "epoch_0004.pt"}
+    assert checkpoint.load(record.checkpoints / "best.pt")["epoch"] == 2
+    assert "training ends (trainer.patience)" in (record.dir / "run.log").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_fills_ends_the_run_in_one_line_and_leaves_a_checkpoint(configured, tmp_path):
+    (tmp_path / "disk").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=230m", "tmpfs", tmp_path / "disk"], capture_output=True).returncode:
+        pytest.skip("this sandbox may not mount")
+    try:
+        cfg = configured("trainer.epochs=3", "trainer.max_steps=null", "loader.batch_size=8")
+        folder = tmp_path / "disk/run"
+        with pytest.raises(TrainingError, match=r"cannot be written.*free some disk space"):
+            run(cfg, folder)
+        assert [p.name for p in (folder / "checkpoints").glob("*")] == ["last.pt"]
+        checkpoint.load(folder / "checkpoints/last.pt")
+    finally:
+        subprocess.run(["umount", tmp_path / "disk"], check=True)
+
+
+def test_saving_does_not_hold_training_up(tmp_path, monkeypatch):
+    """The values are copied, and then are free to change while they are written."""
+    begun, go_on, plain = threading.Event(), threading.Event(), checkpoint.save
+
+    def slow(path, state):
+        begun.set()
+        assert go_on.wait(20)
+        plain(path, state)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    writer, weight = checkpoint.Writer(), torch.ones(3)
+    state = {"model": {"w": weight}, "classes": [], "config": {}}
+    writer.write(tmp_path / "last.pt", state)
+    assert begun.wait(20)
+    weight.zero_()
+    go_on.set()
+    writer.close()
+    assert checkpoint.load(tmp_path / "last.pt")["model"]["w"].tolist() == [1, 1, 1]
+
+
+def test_optimiser_groups_and_a_rate_for_so_many_pictures():
+    model = build_detector(ModelConfig(backbone="resnet18", pyramid_channels=16, box_head_width=16), 2)
+    cfg = OptimizerConfig(lr=0.01, weight_decay=0.1, norm_weight_decay=0.0, backbone_lr=0.1, pictures_per_lr=8)
+    optimizer = build_optimizer(model, cfg, pictures=32)
+    set_rates(optimizer, 0.5)
+    named = {id(p): name for name, p in model.named_parameters()}
+    seen = {}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            seen[named[id(p)]] = (round(group["lr"], 9), group["weight_decay"])
+    assert len(seen) == len(named)
+    assert seen["backbone.body.conv1.weight"] == (0.002, 0.1) and seen["backbone.body.bn1.weight"] == (0.002, 0.0)
+    assert seen["roi_heads.box_head.fc6.weight"] == (0.02, 0.1) and seen["roi_heads.box_head.fc6.bias"] == (0.02, 0.0)

@@ -39,7 +39,8 @@ def evaluate(
             parts.append(_in_file_pixels(batch, detections))
     finally:
         model.train(was_training)
-    return agreed(_judged(_dealt(gathered(parts)), loader.dataset, classes, cfg) if world().first else None)
+    of_all = _dealt(gathered(parts))
+    return agreed(_judged(of_all, loader.dataset, classes, cfg) if world().first else None)
 
 
 def _dealt(parts: list[list[list[dict[str, np.ndarray]]]]) -> list[dict[str, np.ndarray]]:

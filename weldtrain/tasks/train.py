@@ -112,7 +112,8 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         result = trainer.summary()
     record.summary |= {**result, "train_s": time.perf_counter() - start}
 
-    ap_table(f"epoch {result['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", result)
+    if place.first:
+        ap_table(f"epoch {result['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", result)
     log.info("%.0f s, %.1f images/s, %.1f %% of it waiting for data", record.summary["train_s"], result["images_per_s"],
              result["data_wait_pct"])
     log.info("checkpoint: %s\nsummary:    %s\ncurves:     tensorboard --logdir %s",
