@@ -75,7 +75,7 @@ class DatasetConfig:
 
 @dataclass
 class LoaderConfig:
-    batch_size: int = key(8, ge=1)
+    batch_size: int | str = key(8, ge=1, choices=("auto",))
     workers: str = key("auto", choices=("auto", "thread", "process"))
     num_workers: int | str = key("auto", ge=0, choices=("auto",))
     pin_memory: bool | str = key("auto", choices=("auto",))

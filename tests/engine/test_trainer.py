@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from weldtrain.config import ModelConfig, OptimizerConfig
-from weldtrain.engine import checkpoint, trainer
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.indexing import open_index
+from weldtrain.engine import checkpoint, fitting, trainer
 from weldtrain.engine.device import autocast_dtype, choose_device
 from weldtrain.engine.ema import Ema
 from weldtrain.engine.optim import build_optimizer, set_rates
@@ -256,3 +258,22 @@ def test_optimiser_groups_and_a_rate_for_so_many_pictures():
     assert len(seen) == len(named)
     assert seen["backbone.body.conv1.weight"] == (0.002, 0.1) and seen["backbone.body.bn1.weight"] == (0.002, 0.0)
     assert seen["roi_heads.box_head.fc6.weight"] == (0.02, 0.1) and seen["roi_heads.box_head.fc6.bias"] == (0.02, 0.0)
+
+
+def test_the_batch_that_fits_is_the_last_before_memory_runs_out(configured, welds, cache, monkeypatch):
+    cfg = configured()
+    index = open_index(cfg.dataset, cache)
+    dataset = DetectionDataset(index, "train", index.names, cfg.model)
+    model, sizes = build_detector(cfg.model, len(index.names)), []
+
+    def peak(_, batch, *rest):
+        sizes.append(len(batch))
+        if len(batch) > 4:
+            raise torch.OutOfMemoryError
+        return 2**30
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 2**31))
+    assert fitting._worst(dataset, 2).images.shape == (2, 1, 128, 128)
+    monkeypatch.setattr(fitting, "_peak", peak)
+    assert fitting.fitting_batch_size(model, dataset, cfg.optimizer, torch.device("cuda"), None)[0] == 4 and sizes == [1, 2, 4, 8]
+    assert fitting.fitting_batch_size(model, dataset, cfg.optimizer, torch.device("cpu"), None)[0] == fitting.ELSEWHERE

@@ -201,7 +201,7 @@ def label_findings(index: AnnotationIndex, cfg: Config) -> list[Finding]:
         findings.append(Finding(ERROR, "nothing-to-learn", "", 0, "no picture has a box that counts",
                                 "a detector needs defects to learn from"))
     training = int((index.split_ids == index.splits.index("train")).sum()) if "train" in index.splits else 0
-    if 0 < training < cfg.loader.batch_size and cfg.loader.drop_last:
+    if cfg.loader.batch_size != "auto" and 0 < training < cfg.loader.batch_size and cfg.loader.drop_last:
         findings.append(Finding(NOTE, "train-small", "", 0, f"{training} training pictures do not fill one batch of "
                                 f"{cfg.loader.batch_size}: training would refuse", f"set loader.batch_size={training}, or lower"))
     for split in dict.fromkeys(("train", cfg.evaluate.split)):

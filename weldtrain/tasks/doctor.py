@@ -16,7 +16,8 @@ from weldtrain.data import tuned
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
 from weldtrain.engine.bench import Bench
-from weldtrain.engine.device import choose_device, device_name
+from weldtrain.engine.device import autocast_dtype, choose_device, device_name
+from weldtrain.engine.fitting import fitting_batch_size
 from weldtrain.engine.ledger import BETWEEN, Ledger
 from weldtrain.engine.tuning import candidates, choose, search
 from weldtrain.engine.verdict import judge
@@ -51,6 +52,11 @@ def run(cfg: Config, record: RunRecord) -> float:
         log.info("%s: %s%s", fact.name, fact.value, f". {fact.problem}: {fact.fix}" if fact.problem else "")
 
     model = build_detector(cfg.model, len(classes)).to(device, memory_format=torch.channels_last)
+    if present.batch_size == "auto":
+        dtype = autocast_dtype(cfg.trainer.precision, device)
+        size, note = fitting_batch_size(model, dataset, cfg.optimizer, device, dtype)
+        present = replace(present, batch_size=size)
+        log.info(note)
     bench = Bench(cfg, dataset, model, device, present)
     log.info("now: loader.workers=%s, num_workers=%d; %s", bench.now.workers, bench.now.num_workers, bench.why)
     log.info("measuring each stage, the model and the machine")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from weldtrain.config import AUTO, Config, flat
 from weldtrain.data.audit import label_findings, survival, survival_findings
@@ -23,8 +24,9 @@ from weldtrain.data.loader import evaluation_loader, training_loader
 from weldtrain.data.tuned import tuned, tuned_file
 from weldtrain.engine import checkpoint
 from weldtrain.engine.device import autocast_dtype, choose_device, device_name, make_deterministic
-from weldtrain.engine.distributed import in_turn, world
+from weldtrain.engine.distributed import agreed, in_turn, world
 from weldtrain.engine.evaluator import evaluate
+from weldtrain.engine.fitting import fitting_batch_size
 from weldtrain.engine.trainer import Trainer
 from weldtrain.errors import ConfigError, DataError
 from weldtrain.formats.record import summary
@@ -69,6 +71,17 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     for line in summary([*label_findings(index, cfg), *survival_findings(survival(index, cfg.model), cfg.model)]):
         log.warning(line)
     cfg = replace(cfg, loader=tuned(cfg.loader, tuned_file(cfg, index, device_name(device))))
+    model = build_detector(cfg.model, len(classes))
+    if state is None:
+        load_weights(model, cfg.model, classes)
+    if cfg.model.norm == "sync" and place.size > 1 and device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model.to(device, memory_format=torch.channels_last)
+    notes = []
+    if cfg.loader.batch_size == "auto":
+        size, note = agreed(fitting_batch_size(model, train_set, cfg.optimizer, device, dtype))
+        cfg, asked = (replace(c, loader=replace(c.loader, batch_size=size)) for c in (cfg, asked))
+        notes.append(note)
     share = (place.rank, place.size)
     loader = training_loader(train_set, cfg.loader, device, cfg.seed, cfg.trainer.epochs, share)
     val_loader = evaluation_loader(val_set, cfg.loader, cfg.evaluate.batch_size, device, share)
@@ -80,13 +93,9 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         passes=epochs, workers=loader.plan.num_workers, decoded=train_set.decoded,
     ))
     val_set.cache = train_set.cache
-    for note in dict.fromkeys([*loader.plan.notes, *val_loader.plan.notes, why]):
+    for note in dict.fromkeys([*notes, *loader.plan.notes, *val_loader.plan.notes, why]):
         log.info(note)
 
-    model = build_detector(cfg.model, len(classes))
-    if state is None:
-        load_weights(model, cfg.model, classes)
-    model.to(device, memory_format=torch.channels_last)
     if cfg.trainer.compile:
         model.backbone.compile()
     log.info("run directory: %s", record.dir)
