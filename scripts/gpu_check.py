@@ -7,6 +7,8 @@ Prints one line a check and exits 1 if any failed, 2 where there is no CUDA devi
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from weldtrain.data.loader import Loader, training_loader
 from weldtrain.engine.bench import idle_step
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.engine.rates import measure, step_rate
+from weldtrain.engine.step import TrainingStep
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry.clock import StepClock
 from weldtrain.telemetry.machine import MachineCounters, usable_cores
@@ -180,6 +183,65 @@ def training_runs_in_every_precision(folder: Path) -> str:
         assert "system/gpu_util_pct" in lines and "loader/h2d_ms" in lines
         rates.append(f"{precision} {summary['images_per_s']:.0f} images/s, {summary['data_wait_pct']:.0f} % waiting")
     return "; ".join(rates)
+
+
+@check
+def the_step_is_faster_than_torchvisions(folder: Path) -> str:
+    command = [sys.executable, str(Path(__file__).with_name("benchmark_step.py")), "--rounds", "3", "--batch", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ratios = [float(r) for r in re.findall(r"ms: ([0-9.]+) times", done.stdout)]
+    assert min(ratios) >= 1.5, done.stdout
+    return " ".join(done.stdout.split())
+
+
+@check
+def a_gradient_that_is_not_finite_leaves_the_weights_alone(folder: Path) -> str:
+    device = torch.device("cuda", 0)
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        model = torch.nn.Linear(3, 1).to(device)
+        step = TrainingStep(model, kind(model.parameters(), 0.1, fused=True), device, None)
+        before = [p.detach().clone() for p in model.parameters()]
+        model(torch.tensor([[1.0, 2.0, float("inf")]], device=device)).sum().backward()
+        step.update()
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters())), kind
+    return "SGD and AdamW, without waiting for the device"
+
+
+@check
+def a_compiled_backbone_computes_the_same(folder: Path) -> str:
+    torch.manual_seed(0)
+    model = build_detector(ModelConfig(backbone="resnet18", min_size=256, max_size=256), 4).cuda().eval()
+    images = torch.randn(2, 3, 256, 256, device="cuda")
+    with torch.inference_mode():
+        plain = model.backbone(images)
+        names = set(model.state_dict())
+        model.backbone.compile()
+        compiled = model.backbone(images)
+    worst = max(float((compiled[k] - plain[k]).abs().max() / plain[k].abs().max()) for k in plain)
+    assert worst < 1e-2 and set(model.state_dict()) == names
+    return f"within {worst:.1e}"
+
+
+@check
+def a_run_that_is_stopped_goes_on(folder: Path) -> str:
+    """And the batch that fills the memory is found."""
+    command = [sys.executable, "-m", "weldtrain", "experiment=quickstart", "device=cuda", "dataset.synthetic.train=64",
+               "dataset.synthetic.val=16", "dataset.synthetic.test=0", "loader.batch_size=auto", "loader.drop_last=false",
+               "trainer.epochs=40", "trainer.eval_every=40", "trainer.save_every=5", "trainer.ema=0.99", f"cache_dir={folder}",
+               f"output_dir={folder}/stopped", "resume=auto"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until = time.monotonic() + 60
+    while not list((folder / "stopped").glob("**/last.pt")) and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 143, said[-2000:]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "resumed from" in done.stderr, done.stderr[-2000:]
+    assert len(list((folder / "stopped").glob("*/*"))) == 1
+    batch = next(line for line in done.stderr.splitlines() if "loader.batch_size=auto" in line)
+    return f"143, then 0; {batch}"
 
 
 def main() -> int:
