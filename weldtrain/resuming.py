@@ -29,7 +29,7 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
 
     Raises DataError for a checkpoint or a run directory without one.
     """
-    given = {name.lstrip("+"): value.strip("'\"") for name, _, value in (o.partition("=") for o in overrides)}
+    given = _named(overrides)
     wanted = given.get("resume", "null")
     if wanted == "null":
         return None
@@ -63,7 +63,7 @@ def command(overrides: Sequence[str], found: Resumption) -> list[str]:
     kept = []
     if found.run_dir is not None:
         saved = yaml.safe_load((found.run_dir / "config.yaml").read_text("utf-8"))
-        for override in json.loads((found.run_dir / _MADE_OF).read_text("utf-8"))["command"][1:]:
+        for override in _command_of(found.run_dir):
             name, _, value = override.partition("=")
             if name.lstrip("+") in given | {"resume", "hydra.run.dir", "hydra.output_subdir"}:
                 continue
@@ -76,7 +76,8 @@ def command(overrides: Sequence[str], found: Resumption) -> list[str]:
 
 
 def _runs(given: dict[str, str], cwd: Path) -> Iterator[Path]:
-    """Directories of training runs, the newest first, without those still going on."""
+    """Directories of training runs, the newest first: without those still going on, and those of other data or models than
+    the command line names."""
     if "hydra.run.dir" in given:
         folders = [Path(config.absolute(given["hydra.run.dir"], cwd))]
     else:
@@ -86,8 +87,28 @@ def _runs(given: dict[str, str], cwd: Path) -> Iterator[Path]:
         if (folder / METRICS).is_file() and (folder / _MADE_OF).is_file():
             with open(folder / METRICS) as file:
                 free = locked(file.fileno())
-            if free:
+            if free and _same_task(given, folder, cwd):
                 yield folder
+
+
+def _same_task(given: dict[str, str], run_dir: Path, cwd: Path) -> bool:
+    before, saved = _named(_command_of(run_dir)), yaml.safe_load((run_dir / "config.yaml").read_text("utf-8"))
+    for name, value in given.items():
+        if name == "dataset.root":
+            if config.absolute(value, cwd) != saved["dataset"]["root"]:
+                return False
+        elif name.split(".")[0] in ("experiment", "dataset", "model") and before.get(name) != value:
+            return False
+    return True
+
+
+def _command_of(run_dir: Path) -> list[str]:
+    """The overrides a run was started with."""
+    return [a for a in json.loads((run_dir / _MADE_OF).read_text("utf-8"))["command"][1:] if "=" in a and not a.startswith("-")]
+
+
+def _named(overrides: Sequence[str]) -> dict[str, str]:
+    return {name.lstrip("+"): value.strip("'\"") for name, _, value in (o.partition("=") for o in overrides)}
 
 
 def _at(tree: dict, name: str) -> str:
