@@ -6,13 +6,11 @@ Between two steps the state is whole: that is where a signal ends a run, and whe
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +23,7 @@ from weldtrain.engine import checkpoint
 from weldtrain.engine.distributed import StopTogether, same_buffers, summed, world
 from weldtrain.engine.ema import Ema
 from weldtrain.engine.evaluator import tagged
+from weldtrain.engine.losswatch import LossWatch
 from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.engine.step import LOSSES, TrainingStep
@@ -122,28 +121,26 @@ class Trainer:
         self.model.train()
         self.loader.set_epoch(self.epoch, self.batch)
         self.clock.start_epoch()
-        group: list[Batch] = []
+        rows: list[int] = []  # of the pictures of the step so far
         batches = self._on_every_rank(device_batches(self.loader, self.device, self.clock))
         together = deferred() if self.world.size > 1 else contextlib.nullcontext()  # ranks stop after the same step
         with contextlib.closing(batches), together, contextlib.ExitStack() as whole:
-            for batch in batches:
-                if not group:
+            for i, batch in enumerate(batches, self.batch):  # of the epoch
+                if not rows:
                     whole.enter_context(deferred())  # until the step is done
-                group.append(batch)
-                i = self.batch + len(group) - 1  # of the epoch
-                last = len(group) == self.cfg.trainer.accumulate or i + 1 == self.batches
+                last = i % self.cfg.trainer.accumulate == self.cfg.trainer.accumulate - 1 or i + 1 == self.batches
                 with self.loader.explained(), self.clock.compute():
-                    self._add(batch, i, len(group) == 1, last)
+                    self._add(batch, i, not rows, last)
+                    rows += batch.image_ids.tolist()
                     if last:
-                        self._update(group)
+                        self._update(rows)
                 self.clock.end_step(len(batch) if self.loader.order.pictures(i) > self.world.rank else 0, last)
                 if last:
-                    self.batch, group = i + 1, []
+                    self.batch, rows = i + 1, []
                     self._after_step(line)
                     whole.close()  # raises what came meanwhile
                     if self.step == self.total_steps or self.batch == self.batches:
                         break
-        self._watch.settle()
         if self.batch == self.batches:
             self.epoch, self.batch = self.epoch + 1, 0
         self.unjudged = True
@@ -172,11 +169,11 @@ class Trainer:
         parts = self.train_step.add(batch, weight, last)
         self._parts = weight * parts if first else self._parts + weight * parts
 
-    def _update(self, group: list[Batch]) -> None:
+    def _update(self, rows: list[int]) -> None:
         factor = lr_factor(self.step, self.total_steps, self.cfg.scheduler)
         set_rates(self.optimizer, factor)
         self._norm = self.train_step.update()
-        kept = self._watch.look(self._parts, self._norm, self.train_step.scaler.is_enabled(), self.epoch, self.step, group)
+        kept = self._watch.look(self._parts, self._norm, self.train_step.scaler.is_enabled(), self.epoch, self.step, rows)
         if kept:
             self._sums += self._parts
             self._unlogged += 1
@@ -196,7 +193,6 @@ class Trainer:
             self._log(line)
         line.advance(epoch=f"{self.epoch + 1}/{self.cfg.trainer.epochs}")
         if self.cfg.trainer.save_every and self.step % self.cfg.trainer.save_every == 0 and not ends:
-            self._watch.settle()
             self._save()
         if self.world.size > 1:
             if (number := interruption.came()) is not None:
@@ -258,6 +254,7 @@ class Trainer:
 
     def _save(self, names: list[str] | None = None, kept: set[str] | None = None, metrics: dict[str, Any] | None = None) -> None:
         """Writes last.pt in the background, under `names` as well, and where epochs are `kept` also under this one's."""
+        self._watch.settle()
         if not self.world.first:
             return
         with deferred():
@@ -342,68 +339,3 @@ def _batches_of_an_epoch(loader: Loader, accumulate: int) -> int:
 
 def _worth(metrics: Mapping[str, Any]) -> float:
     return -1.0 if metrics["map"] is None else metrics["map"]
-
-
-class _Seen(NamedTuple):
-    values: torch.Tensor
-    ready: torch.cuda.Event | None
-    scaled: bool
-    epoch: int
-    step: int
-    image_ids: list[int]
-
-
-class LossWatch:
-    """Stops the run on a loss or gradient that is not finite: at once on a CPU, one step late on CUDA, so that no step waits;
-    the weights are not changed by such a step anyway. With `skip` it says which steps to leave out instead, and does wait."""
-
-    def __init__(self, device: torch.device, loader: Loader, skip: bool) -> None:
-        self._late = device.type == "cuda" and not skip
-        self._skip = skip
-        self._index = loader.dataset.index
-        self._pending: deque[_Seen] = deque()
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def begin(self, model: Detector) -> None:
-        """Before a step: keeps the statistics of norms, which a forward pass changes at once."""
-        if self._skip:
-            self._kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-    def look(self, parts: torch.Tensor, norm: torch.Tensor, scaled: bool, epoch: int, step: int, group: list[Batch]) -> bool:
-        """Takes the losses [4] and the gradient's norm of a step on its way; `scaled` ones may overflow, which their scaler
-        sees to. Returns whether to keep the step; raises TrainingError for an earlier one."""
-        values, ready = torch.cat([parts, norm[None]]), None
-        if self._late:
-            pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            values = pinned.copy_(values, non_blocking=True)
-            ready = torch.cuda.Event()
-            ready.record()
-        rows = list(itertools.chain.from_iterable(batch.image_ids.tolist() for batch in group))
-        self._pending.append(_Seen(values, ready, scaled, epoch, step, rows))
-        return self._check(keep=1 if self._late else 0)
-
-    def settle(self) -> None:
-        """Looks at all that is left; called before anything is saved."""
-        self._check(keep=0)
-
-    def _check(self, keep: int) -> bool:
-        while len(self._pending) > keep:
-            seen = self._pending.popleft()
-            if seen.ready is not None:
-                seen.ready.synchronize()
-            if torch.isfinite(seen.values[:-1] if seen.scaled else seen.values).all():
-                continue
-            *parts, norm = seen.values.tolist()
-            values = ", ".join(f"{name} {value:g}" for name, value in (*zip(LOSSES, parts), ("gradient norm", norm)))
-            names = ", ".join(self._index.path(row) for row in seen.image_ids)
-            error = TrainingError(
-                f"the loss is not finite ({values})", f"epoch {seen.epoch + 1}, step {seen.step + 1}, pictures {names}",
-                "lower optimizer.lr, raise scheduler.warmup, or set trainer.precision=fp32; last.pt is from before",
-            )
-            if not self._skip:
-                raise error
-            log.warning("left out: %s", error)
-            for buffer, before in self._kept:
-                buffer.copy_(before)
-            return False
-        return True
