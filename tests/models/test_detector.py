@@ -32,6 +32,7 @@ def torchvision_twin(detector, cfg):
     """torchvision's FasterRCNN around the same layers: all else is its own, and its transform resizes nothing."""
     twin = FasterRCNN(detector.backbone, num_classes=None, min_size=cfg.min_size, max_size=cfg.max_size,
                       rpn_anchor_generator=detector.rpn.anchor_generator, rpn_head=detector.rpn.head,
+                      box_roi_pool=detector.roi_heads.box_roi_pool,  # its own adds in another order
                       box_head=detector.roi_heads.box_head, box_predictor=detector.roi_heads.box_predictor,
                       box_score_thresh=0.01, box_detections_per_img=20)
     assert type(twin.rpn) is not type(detector.rpn) and type(twin.roi_heads) is not type(detector.roi_heads)

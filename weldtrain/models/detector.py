@@ -19,11 +19,12 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
-from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign, box_area, box_iou
+from torchvision.ops import FrozenBatchNorm2d, box_area, box_iou
 
 from weldtrain.config import ModelConfig
 from weldtrain.data.batch import IGNORED, Batch
 from weldtrain.errors import ConfigError
+from weldtrain.models.roi_align import MultiScaleRoIAlign
 
 # ImageNet's, in RGB; what torchvision's weights were trained with.
 MEAN = (0.485, 0.456, 0.406)
