@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchvision
 from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_area, box_iou
 
 from weldtrain.config import ModelConfig
@@ -299,3 +300,17 @@ def test_a_grey_batch_gives_what_its_rgb_gives(training):
         assert torch.equal(b.images, before)
     for ours, theirs in zip(*given, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_boxes_keep_their_digits_in_bf16():
+    """torchvision goes on in the type of features and heads, in which a coordinate of 300 px is a multiple of 2."""
+    torch.manual_seed(0)
+    detector = build_detector(SMALL, 2).eval()
+    detector.limit_detections(0.0, 50)
+    b = batch(sizes=((320, 320),))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        found = detector(b)[0]
+        anchors = detector.rpn.anchor_generator(ImageList(b.images, [(320, 320)]), list(detector.backbone(b.images / 255).values()))
+    assert found["boxes"].dtype == found["scores"].dtype == anchors[0].dtype == torch.float32
+    assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
+    assert not torch.equal(anchors[0], anchors[0].bfloat16().float())
