@@ -310,7 +310,8 @@ def test_boxes_keep_their_digits_in_bf16():
     b = batch(sizes=((320, 320),))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         found = detector(b)[0]
-        anchors = detector.rpn.anchor_generator(ImageList(b.images, [(320, 320)]), list(detector.backbone(b.images / 255).values()))
+        features = list(detector.backbone(b.images / 255).values())
+        anchors = detector.rpn.anchor_generator(ImageList(b.images, [(320, 320)]), features)
     assert found["boxes"].dtype == found["scores"].dtype == anchors[0].dtype == torch.float32
     assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
     assert not torch.equal(anchors[0], anchors[0].bfloat16().float())
