@@ -44,14 +44,15 @@ def main() -> None:
     index = open_index(section(state["config"], "dataset"), state["config"]["cache_dir"])
     dataset = DetectionDataset(index, split, classes, model_cfg)
     model = build_detector(model_cfg, len(classes)).eval()
-    model.load_state_dict(state["model"])
+    model.load_state_dict(checkpoint.weights(state))
     model.limit_detections(SCORE, 100)
     tiles = []
     for row in dataset.rows[:pictures]:
         sample = dataset.load(0, int(row))
         with torch.inference_mode():
             found = model(collate([sample]))[0]
-        tile = cv2.resize(sample.image, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
+        rgb = np.repeat(sample.image, 3 // sample.image.shape[2], axis=2)  # grey ones take colours as well
+        tile = cv2.resize(rgb, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
         for box in sample.boxes:
             dashed(tile, box)
         for box, label, score in zip(found["boxes"].numpy(), found["labels"].tolist(), found["scores"].tolist()):
