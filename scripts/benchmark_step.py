@@ -1,6 +1,6 @@
 """The training step against torchvision's reference step: the same model, weights, pictures, precision and threads, in turn.
 
-    python scripts/benchmark_step.py [--model resnet50] [--size 800] [--batch 2] [--rounds 5]
+    python scripts/benchmark_step.py [--model resnet50] [--size 800] [--batch 2] [--rounds 5] [--precision bf16]
 
 The reference is what torchvision's detection scripts do: pictures as a list of float tensors, the model's own transform, SGD,
 the loss looked at on the host in every step. Ratios are medians over rounds; above 1 weldtrain is faster.
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--precision", nargs="*", default=["bf16", "fp32"], choices=("bf16", "fp32"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = choose_device("auto")
@@ -102,7 +103,8 @@ def main() -> None:
     cfg = ModelConfig(backbone=args.model, min_size=args.size, max_size=args.size)
     batch = pictures(args.size, args.batch)
     print(f"{args.model} FPN on {device}, {args.batch} pictures of {args.size} px, {args.threads} threads, {args.rounds} rounds")
-    for dtype in (None, torch.bfloat16):
+    for precision in args.precision:
+        dtype = torch.bfloat16 if precision == "bf16" else None
         torch.manual_seed(0)
         theirs, weights = reference(cfg, batch, device, dtype)
         mine = ours(cfg, batch, weights, device, dtype)
@@ -112,8 +114,7 @@ def main() -> None:
             taken += [pair] * (k > 0)
         reference_s, ours_s = np.median(taken, axis=0)
         ratios = [a / b for a, b in taken]
-        numbers = "fp32" if dtype is None else "bf16"
-        print(f"  {numbers}: torchvision {1e3 * reference_s:.0f} ms, weldtrain {1e3 * ours_s:.0f} ms: "
+        print(f"  {precision}: torchvision {1e3 * reference_s:.0f} ms, weldtrain {1e3 * ours_s:.0f} ms: "
               f"{np.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
