@@ -32,6 +32,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from weldtrain.config import AugmentConfig, DatasetConfig, LoaderConfig, ModelConfig, SplitConfig
+from weldtrain.data.augment import HFLIP, IDENTITY, Layer, Recipe, paint
 from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loader
 from weldtrain.data.buffers import keep_pages
 from weldtrain.data.cache import open_cache
@@ -213,15 +214,21 @@ def decode_limit(files: list[str], pool, kind: int) -> Callable[[], int]:
     return lambda: sum(pool.starmap(_decode_all, [(files[i::WORKERS], kind) for i in range(WORKERS)]))
 
 
-def copy_limit(loader: Loader, at_least: int) -> Callable[[], int]:
-    """Nothing but copies of the cached pictures into the memory of batches, by as many threads."""
+def toned_and_flipped(picture: np.ndarray, out: np.ndarray) -> None:
+    """The two passes over memory of light augmentation."""
+    size = picture.shape[1::-1]
+    paint({0: picture}, Recipe(size, (Layer(0, IDENTITY, (0, 0, *size)),), HFLIP, np.arange(256, dtype=np.uint8)[::-1]), out)
+
+
+def copy_limit(loader: Loader, at_least: int, work: Callable[[np.ndarray, np.ndarray], None]) -> Callable[[], int]:
+    """Nothing but `work` on the cached pictures and the memory of batches, by as many threads."""
     dataset = loader.dataset
     width, height = dataset.sizes[0].tolist()
     buffers = [np.zeros((BATCH, height, width, 3), np.uint8) for _ in range(2 * WORKERS)]
 
     def copy(thread: int, pictures: list[np.ndarray]) -> None:
         for i, picture in enumerate(pictures):
-            np.copyto(buffers[(thread + WORKERS * (i // BATCH)) % len(buffers)][i % BATCH], picture)
+            work(picture, buffers[(thread + WORKERS * (i // BATCH)) % len(buffers)][i % BATCH])
 
     def run() -> int:
         order = np.resize(np.random.default_rng().permutation(dataset.rows), at_least)
@@ -354,7 +361,8 @@ def contenders(folder: Path, size: tuple[int, int], count: int, pool) -> tuple[d
         "limit: decode at half": decode_limit(files, pool, cv2.IMREAD_REDUCED_COLOR_2) if half else None,
         # A cached epoch is too short to be timed alone.
         **{name: epochs_of(loader, (12 if name.startswith("cache") else 1) * count) for name, loader in loaders.items()},
-        "limit: copy": copy_limit(loaders["cache"], 24 * count),
+        "limit: copy": copy_limit(loaders["cache"], 24 * count, lambda picture, out: np.copyto(out, picture)),
+        "limit: tone and flip": copy_limit(loaders["cache"], 12 * count, toned_and_flipped),
         "article": functools.partial(_epoch, article_loader(ArticleWithXml(folder, *pictures), BATCH, WORKERS)),
         "torchvision reference": functools.partial(_epoch, reference_loader(ReferenceDataset(*pictures))),
         "SPDL": spdl_epoch(files, tuple(cached.sizes[0].tolist())),

@@ -22,7 +22,7 @@ HFLIP, VFLIP, TRANSPOSE = 1, 2, 4  # bits of a turn; transposed first
 PATCHES = 3  # at most so many are pasted
 _TRIES = 4  # to find each of them a place
 _FLIPS = {HFLIP: 1, VFLIP: 0, HFLIP | VFLIP: -1}  # OpenCV's codes
-_IDENTITY = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+IDENTITY = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
 # [8,2,2]: what each turn does to the two axes.
 _TURNS = np.array([np.diag([1 - 2 * (t & 1), 1 - (t & 2)]) @ np.eye(2)[:: -1 if t & TRANSPOSE else 1] for t in range(8)])
 _ACROSS = np.array([[0, -1], [1, 0]]) @ _TURNS  # and a right angle on
@@ -73,7 +73,7 @@ def recipes(cfg: AugmentConfig | None, seed: int, keys: Sequence[tuple[int, int,
     keys = np.array(keys)
     sizes = pool.sizes[keys[:, 1]]
     if cfg is None:
-        return [Recipe(size, (Layer(row, _IDENTITY, (0, 0, *size)),))
+        return [Recipe(size, (Layer(row, IDENTITY, (0, 0, *size)),))
                 for row, size in zip(keys[:, 1].tolist(), map(tuple, sizes.tolist()))]
     draws, of_parts = np.split(uniform(seed, keys, 13 + 4 * 8), [13], axis=1)
     mosaic = draws[:, 0] < cfg.mosaic
