@@ -1,6 +1,7 @@
 """Signals that ask a run to end: they unwind the stack like Ctrl-C, but not in the midst of what must be whole.
 
-The first asks, the second ends the process at once.
+The first asks, a second one ends the process at once: unless it is the same that came twice, as where a launcher passes on
+what the whole process group was sent.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Interrupted(KeyboardInterrupt):
         return {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}.get(self.number, f"ended by signal {self.number}")
 
 
+_TWICE_S = 1.0
+
+_listened: set[int] = set()
 _deferred = False
 _came: int | None = None
 
@@ -37,6 +41,7 @@ _came: int | None = None
 def listen(*numbers: int) -> None:
     """From now on these signals raise Interrupted, wherever the main thread is then."""
     for number in numbers:
+        _listened.add(number)
         signal.signal(number, _receive)
 
 
@@ -50,7 +55,7 @@ def end_anyway(after_s: float) -> None:
     def watch() -> None:
         while True:
             number = os.read(read, 1)[0]
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number in _listened:
                 time.sleep(after_s)
                 os._exit(128 + number)
 
@@ -81,9 +86,14 @@ def came() -> int | None:
 
 def _receive(number: int, frame: FrameType | None) -> None:
     global _came
-    signal.signal(number, signal.SIG_DFL)
-    if number == signal.SIGINT:  # whose default in Python is another exception
-        signal.signal(number, lambda *_: os._exit(128 + number))
+    first_s = time.monotonic()
+
+    def again(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - first_s > _TWICE_S:
+            os._exit(128 + number)
+
+    for each in _listened:
+        signal.signal(each, again)
     if not _deferred:
         raise Interrupted(number)
     _came = number

@@ -24,7 +24,7 @@ from weldtrain.data.loader import evaluation_loader, training_loader
 from weldtrain.data.tuned import tuned, tuned_file
 from weldtrain.engine import checkpoint
 from weldtrain.engine.device import autocast_dtype, choose_device, device_name, make_deterministic
-from weldtrain.engine.distributed import agreed, in_turn, world
+from weldtrain.engine.distributed import gathered, in_turn, world
 from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.fitting import fitting_batch_size
 from weldtrain.engine.trainer import Trainer
@@ -79,7 +79,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     model.to(device, memory_format=torch.channels_last)
     notes = []
     if cfg.loader.batch_size == "auto":
-        size, note = agreed(fitting_batch_size(model, train_set, cfg.optimizer, device, dtype))
+        size, note = min(gathered(fitting_batch_size(model, train_set, cfg.optimizer, device, dtype)))
         cfg, asked = (replace(c, loader=replace(c.loader, batch_size=size)) for c in (cfg, asked))
         notes.append(note)
     share = (place.rank, place.size)
