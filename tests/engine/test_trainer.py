@@ -43,6 +43,7 @@ def test_a_run_writes_everything_it_promises(configured, tmp_path):
         "val/ap/crack"}
     assert [line["step"] for line in lines if "loss/total" in line] == [1, 2, 3, 4]
     best = checkpoint.load(summary["checkpoint"])
+    assert checkpoint.epochs_done(best) == summary["best_epoch"] + 1
     assert best["classes"] == summary["classes"] and best["metrics"]["map"] == summary["map"]
 
 

@@ -119,6 +119,11 @@ def load(path: str | Path) -> dict[str, Any]:
     return state
 
 
+def epochs_done(state: Mapping[str, Any]) -> int:
+    """How many epochs a checkpoint has behind it, one that was begun included."""
+    return state["epoch"] + (state["batch"] > 0 if state["format"] == FORMAT else 1)
+
+
 def weights(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A checkpoint's weights to judge by and to use: their moving average where there is one."""
     return state.get("ema") or state["model"]

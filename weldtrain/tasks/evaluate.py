@@ -44,7 +44,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     loader = evaluation_loader(dataset, settings, cfg.evaluate.batch_size, device, (place.rank, place.size))
     metrics = evaluate(model, loader, classes, cfg.evaluate, device, autocast_dtype(trainer_cfg.precision, device))
 
-    epoch = state["epoch"]
+    epoch = checkpoint.epochs_done(state) - 1
     record.scalars(state["step"], tagged(cfg.evaluate.split, metrics), epoch=epoch)
     record.summary |= {**metrics, "split": cfg.evaluate.split, "checkpoint": cfg.checkpoint, "classes": classes,
                        "best_epoch": epoch, "pictures": len(dataset)}
