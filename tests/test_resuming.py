@@ -66,8 +66,9 @@ def test_a_checkpoint_that_was_carried_off_begins_a_new_run(run_of, tmp_path):
             resuming.find([f"resume={absent}"], tmp_path)
 
 
-def test_what_was_cut_off_is_passed_over(run_of, tmp_path):
+def test_what_was_cut_off_is_named_and_passed_over(run_of, tmp_path, capsys):
     folder = run_of("train/2026-01-01_000000_aaaaaa", checkpoints=("best.pt", "last.pt"))
     last = folder / "checkpoints/last.pt"
     last.write_bytes(last.read_bytes()[:-20])
     assert resuming.find(["resume=auto"], tmp_path).checkpoint.name == "best.pt"
+    assert capsys.readouterr().err == f"{last}: is damaged, and passed over\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
         return None
     if wanted == config.AUTO:
         for run_dir in _runs(given, cwd):
+            for file in sorted(set(_checkpoints(run_dir)) - set(sound(run_dir))):
+                print(f"{file}: is damaged, and passed over", file=sys.stderr)  # before there is a log
             if newest := next(iter(sound(run_dir)), None):
                 return Resumption(newest, run_dir)
         return None
@@ -52,9 +55,12 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
 
 def sound(run_dir: Path) -> list[Path]:
     """The checkpoints of a run that were written to their end, the newest first."""
-    files = (run_dir / "checkpoints").glob("[!.]*.pt")
-    newest_first = sorted(files, key=lambda f: (f.stat().st_mtime_ns, f.name == "last.pt"), reverse=True)
+    newest_first = sorted(_checkpoints(run_dir), key=lambda f: (f.stat().st_mtime_ns, f.name == "last.pt"), reverse=True)
     return [f for f in newest_first if zipfile.is_zipfile(f)]
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    return list((run_dir / "checkpoints").glob("[!.]*.pt"))
 
 
 def command(overrides: Sequence[str], found: Resumption) -> list[str]:
