@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from weldtrain import config
+from weldtrain import config, overrides
 from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig
 from weldtrain.data import indexing as index_module
 from weldtrain.data.batch import collate
@@ -448,7 +448,7 @@ def test_case_34_a_relative_path_is_the_shells_and_an_error_shows_it_whole(tmp_p
     ("~train.lr", "did you mean 'optimizer.lr'"), ("~trainer.epochs", "trainer.epochs: cannot be deleted")])
 def test_case_36_no_sign_before_a_key_makes_a_wrong_one_right(override, text):
     with pytest.raises(ConfigError, match=text):
-        config.check_override_keys([override])
+        overrides.check_override_keys([override])
 
 
 def test_case_37_an_installed_package_brings_its_configs_and_is_not_written_to(tmp_path):

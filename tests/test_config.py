@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 
-from weldtrain import config
+from weldtrain import config, overrides
 from weldtrain.errors import ConfigError
 
 CHOICES = [(p.parent.name, p.stem) for p in sorted(config.CONF_DIR.glob("*/*.yaml"))]
@@ -79,11 +79,11 @@ def test_values_out_of_range_are_refused_before_any_data_is_read(override, text)
     ("modle=x", "model")])
 def test_a_mistyped_key_names_the_nearest(override, near):
     with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
-        config.check_override_keys([override])
+        overrides.check_override_keys([override])
 
 
 def test_right_keys_pass():
-    config.check_override_keys(["trainer.epochs=1", "model=x", "hydra.run.dir=/tmp/x", "hydra/launcher=basic",
+    overrides.check_override_keys(["trainer.epochs=1", "model=x", "hydra.run.dir=/tmp/x", "hydra/launcher=basic",
                                 "+trainer.epochs=2", "optimizer.lr=0.1,0.2", "dataset.classes=[a,b]"])
 
 
@@ -91,15 +91,15 @@ def test_paths_are_the_shells(monkeypatch):
     monkeypatch.setenv("DATA", "/mnt/data")
     monkeypatch.setenv("HOME", "/home/me")
     typed = ["dataset=welding_v2", "dataset.root=$DATA/welds", "output_dir=../out", "cache_dir=~/c", "checkpoint=a/b.pt"]
-    cfg = composed(*map(config.quoted_text, typed))
+    cfg = composed(*map(overrides.quoted_text, typed))
     assert (cfg.dataset.root, cfg.output_dir, cfg.cache_dir, cfg.checkpoint) == (
         "/mnt/data/welds", "/out", "/home/me/c", "/shell/a/b.pt")
 
 
 @pytest.mark.parametrize("path", ["/mnt/my welds (2)/a", "/mnt/it's", "/mnt/[x]{y}", "/mnt/焊缝", "/mnt/a=b", "/mnt/100%"])
 def test_any_path_can_be_typed(path):
-    assert composed("dataset=welding_v2", config.quoted_text(f"dataset.root={path}")).dataset.root == path
-    assert config.quoted_text(f"trainer.epochs={path}") == f"trainer.epochs={path}"
+    assert composed("dataset=welding_v2", overrides.quoted_text(f"dataset.root={path}")).dataset.root == path
+    assert overrides.quoted_text(f"trainer.epochs={path}") == f"trainer.epochs={path}"
 
 
 def weldtrain(*args, cwd):
@@ -144,7 +144,7 @@ def test_a_value_of_the_wrong_kind_does_not_compose(override):
 @pytest.mark.parametrize("group", config.GROUPS)
 def test_a_group_set_to_null_is_refused_by_name(group):
     with pytest.raises(ConfigError, match=f"^{group}: null"):
-        config.check_override_keys([f"{group}=null"])
+        overrides.check_override_keys([f"{group}=null"])
 
 
 def test_every_default_is_within_its_own_limits():
@@ -162,7 +162,7 @@ def test_every_default_is_within_its_own_limits():
 def test_text_reaches_its_key_as_it_was_typed(given, meant):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (override,) = OverridesParser.create().parse_overrides([config.quoted_text(given)])
+    (override,) = OverridesParser.create().parse_overrides([overrides.quoted_text(given)])
     assert override.value() == meant or str(override.value()) == meant
 
 

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from weldtrain import config, interruption, resuming
 from weldtrain.errors import ConfigError, WeldtrainError
+from weldtrain.overrides import check_override_keys, named, quoted_text
 
 # The place for results is full, or may not be written, or cannot be.
 _NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
@@ -61,13 +62,13 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     interruption.listen(signal.SIGINT, signal.SIGTERM)
     try:
-        sys.argv[1:] = [config.quoted_text(a) for a in sys.argv[1:]]
+        sys.argv[1:] = [quoted_text(a) for a in sys.argv[1:]]
         overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
         others = [a for a in sys.argv[1:] if a not in overrides]
-        config.check_override_keys(overrides)
+        check_override_keys(overrides)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        if ranks > 1 and (sweeping or {"task=check", "task=doctor"} & set(overrides)):
+        if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor")):
             raise ConfigError("does not work under torchrun", "-m" if sweeping else "task", "start it alone")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
             overrides = [o for o in overrides if not o.startswith("resume=")] + ["resume=auto"]
@@ -84,8 +85,8 @@ def main() -> None:
             if distributed.world().rank:
                 overrides.append("hydra.output_subdir=null")  # written by the first
         config.register(stamp)
-        given = {o.split("=")[0].lstrip("+~") for o in overrides}
-        if not given & {"experiment", "dataset"}:
+        given = named(overrides)
+        if not given.keys() & {"experiment", "dataset"}:
             # A folder is recognised; without one a first run needs no arguments and no GPU.
             overrides.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
         # argparse wants them in one piece, and people write -m first, last or between.

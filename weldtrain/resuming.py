@@ -7,13 +7,15 @@ import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from weldtrain import config
 from weldtrain.errors import DataError
-from weldtrain.telemetry.record import METRICS, locked
+from weldtrain.locks import lock
+from weldtrain.overrides import named, quoted
+from weldtrain.telemetry.record import METRICS
 
 _MADE_OF = "provenance.json"  # written once a run trains: unlike Hydra's record of its overrides not by one that is refused
 
@@ -30,23 +32,24 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
 
     Raises DataError for a checkpoint or a run directory without one.
     """
-    given = _named(overrides)
+    given = named(overrides)
     wanted = given.get("resume", "null")
     if wanted == "null":
         return None
     if wanted == config.AUTO:
         for run_dir in _runs(given, cwd):
-            for file in sorted(set(_checkpoints(run_dir)) - set(sound(run_dir))):
+            whole = sound(run_dir)
+            for file in sorted({*_checkpoints(run_dir)} - {*whole}):
                 print(f"{file}: is damaged, and passed over", file=sys.stderr)  # before there is a log
-            if newest := next(iter(sound(run_dir)), None):
-                return Resumption(newest, run_dir)
+            if whole:
+                return Resumption(whole[0], run_dir)
         return None
     path = Path(config.absolute(wanted, cwd))
     if path.is_dir():
-        newest = next(iter(sound(path)), None)
-        if newest is None:
+        whole = sound(path)
+        if not whole:
             raise DataError("no whole checkpoint in it", path, "give a run directory or a checkpoint")
-        return Resumption(newest, path)
+        return Resumption(whole[0], path)
     if not path.is_file():
         raise DataError("no such checkpoint", path, "give the path of a best.pt or last.pt, a run directory, or auto")
     run_dir = path.parent.parent
@@ -65,19 +68,19 @@ def _checkpoints(run_dir: Path) -> list[Path]:
 
 def command(overrides: Sequence[str], found: Resumption) -> list[str]:
     """The overrides of the run that is resumed, and over them those of this command line."""
-    given = {o.partition("=")[0].lstrip("+") for o in overrides}
+    superseded = named(overrides).keys() | {"resume", "hydra.run.dir", "hydra.output_subdir"}
     kept = []
     if found.run_dir is not None:
-        saved = yaml.safe_load((found.run_dir / "config.yaml").read_text("utf-8"))
+        saved = _config_of(found.run_dir)
         for override in _command_of(found.run_dir):
             name, _, value = override.partition("=")
-            if name.lstrip("+") in given | {"resume", "hydra.run.dir", "hydra.output_subdir"}:
+            if name.lstrip("+") in superseded:
                 continue
             if name in config.PATH_KEYS and value != "null":  # as it was meant in the folder where that command was given
-                override = f"{name}={config.quoted(_at(saved, name))}"
+                override = f"{name}={quoted(saved[name])}"
             kept.append(override)
-        kept.append(f"hydra.run.dir={config.quoted(str(found.run_dir))}")
-    kept.append(f"resume={config.quoted(str(found.checkpoint))}")
+        kept.append(f"hydra.run.dir={quoted(str(found.run_dir))}")
+    kept.append(f"resume={quoted(str(found.checkpoint))}")
     return [*kept, *(o for o in overrides if o.partition("=")[0].lstrip("+") != "resume")]
 
 
@@ -92,16 +95,16 @@ def _runs(given: dict[str, str], cwd: Path) -> Iterator[Path]:
     for folder in folders:
         if (folder / METRICS).is_file() and (folder / _MADE_OF).is_file():
             with open(folder / METRICS) as file:
-                free = locked(file.fileno())
+                free = lock(file.fileno(), exclusive=True, wait=False) is not False
             if free and _same_task(given, folder, cwd):
                 yield folder
 
 
 def _same_task(given: dict[str, str], run_dir: Path, cwd: Path) -> bool:
-    before, saved = _named(_command_of(run_dir)), yaml.safe_load((run_dir / "config.yaml").read_text("utf-8"))
+    before, saved = named(_command_of(run_dir)), _config_of(run_dir)
     for name, value in given.items():
         if name == "dataset.root":
-            if config.absolute(value, cwd) != saved["dataset"]["root"]:
+            if config.absolute(value, cwd) != saved["dataset.root"]:
                 return False
         elif name.split(".")[0] in ("experiment", "dataset", "model") and before.get(name) != value:
             return False
@@ -113,11 +116,6 @@ def _command_of(run_dir: Path) -> list[str]:
     return [a for a in json.loads((run_dir / _MADE_OF).read_text("utf-8"))["command"][1:] if "=" in a and not a.startswith("-")]
 
 
-def _named(overrides: Sequence[str]) -> dict[str, str]:
-    return {name.lstrip("+"): value.strip("'\"") for name, _, value in (o.partition("=") for o in overrides)}
-
-
-def _at(tree: dict, name: str) -> str:
-    for part in name.split("."):
-        tree = tree[part]
-    return str(tree)
+def _config_of(run_dir: Path) -> dict[str, Any]:
+    """The values it had, by dotted key."""
+    return config.flat(yaml.safe_load((run_dir / "config.yaml").read_text("utf-8")))

@@ -29,6 +29,7 @@ from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.errors import ConfigError
 from weldtrain.formats.files import state_of
+from weldtrain.locks import lock
 from weldtrain.telemetry.machine import boot_id, memory_available
 
 log = logging.getLogger(__name__)
@@ -55,16 +56,16 @@ class PictureCache:
         first = _pages(len(sizes) * 12)
         self._places = first + np.concatenate([[0], np.cumsum(_pages(nbytes))])
         os.utime(self._fd)  # the last use, by which caches are given up
-        alone = _lock(self._fd, exclusive=True, wait=False)
+        alone = lock(self._fd, exclusive=True, wait=False)
         if not alone:  # in use, or just being made
-            _lock(self._fd, exclusive=False)
+            lock(self._fd, exclusive=False)
         if os.fstat(self._fd).st_size != self._places[-1]:
             os.ftruncate(self._fd, 0)
             # The entries take their room now, since they are written through the map, and on a full disk that is a SIGBUS;
             # the places of pictures are a hole until they come.
             _write(self._fd, memoryview(bytes(int(first))), 0)
             os.ftruncate(self._fd, int(self._places[-1]))
-        _lock(self._fd, exclusive=False)  # kept as long as it is in use, so that no other run removes it
+        lock(self._fd, exclusive=False)  # kept as long as it is in use, so that no other run removes it
         self._map = mmap.mmap(self._fd, int(self._places[-1]))
         self._entries = np.frombuffer(self._map, np.uint32, 3 * len(sizes)).reshape(-1, 3)
         self._bytes = np.frombuffer(self._map, np.uint8)
@@ -243,26 +244,12 @@ def _make_room(folder: Path, keep: Path, allowed: int, needed: int) -> None:
             return
         fd = os.open(file, os.O_RDWR)
         try:
-            if _lock(fd, exclusive=True, wait=False):
+            if lock(fd, exclusive=True, wait=False):
                 taken -= _taken(file)
                 file.unlink()
                 log.info("removed %s, pictures of other data or at another scale, for loader.cache_budget_gb", file)
         finally:
             os.close(fd)
-
-
-def _lock(fd: int, *, exclusive: bool, wait: bool = True) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # not on Windows: there no cache is shared, and none removed
-        return wait
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return wait
-    return True
 
 
 def _write(fd: int, data: memoryview, at: int) -> None:

@@ -18,11 +18,10 @@ _PATIENCE = timedelta(minutes=30)
 
 
 class World(NamedTuple):
-    """Which of how many ranks this process is, and on this host."""
+    """Which of how many ranks this process is."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
 
     @property
     def first(self) -> bool:
@@ -33,7 +32,7 @@ def world() -> World:
     """This process's place."""
     if not dist.is_initialized():
         return World()
-    return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
+    return World(dist.get_rank(), dist.get_world_size())
 
 
 def join() -> None:
@@ -97,7 +96,6 @@ class StopTogether:
 
     def __init__(self) -> None:
         self._store = dist.distributed_c10d._get_default_store() if world().size > 1 else None
-        self._stop_after: int | None = None
 
     def ask(self, step: int, number: int) -> None:
         """Called between steps, on whichever rank the signal came to. No rank is more than a step ahead of another, for

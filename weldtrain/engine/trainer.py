@@ -79,6 +79,11 @@ class Trainer:
         return over and not self.unjudged
 
     @property
+    def epochs_done(self) -> int:
+        """Also one that was begun."""
+        return self.epoch + (self.batch > 0)
+
+    @property
     def _out_of_patience(self) -> bool:
         return self.cfg.trainer.patience is not None and self.stale >= self.cfg.trainer.patience
 
@@ -105,7 +110,7 @@ class Trainer:
         totals = self.clock.totals()
         return {
             **self.best["metrics"],
-            "epochs": self.epoch + (self.batch > 0),
+            "epochs": self.epochs_done,
             "steps": self.step,
             "best_epoch": self.best["epoch"],
             "skipped_steps": self.skipped,
@@ -134,7 +139,7 @@ class Trainer:
                     rows += batch.image_ids.tolist()
                     if last:
                         self._update(rows)
-                self.clock.end_step(len(batch) if self.loader.order.pictures(i) > self.world.rank else 0, last)
+                self.clock.end_step(self._counted(batch, i), last)
                 if last:
                     self.batch, rows = i + 1, []
                     self._after_step(line)
@@ -157,13 +162,16 @@ class Trainer:
                     batch = next(iter(self.loader)).to(self.device)
                 yield batch
 
+    def _counted(self, batch: Batch, i: int) -> int:
+        """The pictures of a batch, the ith of the epoch; none where it stands in for one that this rank does not have."""
+        return len(batch) if self.loader.order.pictures(i) > self.world.rank else 0
+
     def _add(self, batch: Batch, i: int, first: bool, last: bool) -> None:
         """The gradient of a batch, weighted so that every picture of the step counts the same, over all batches and ranks."""
         order, accumulate = self.loader.order, self.cfg.trainer.accumulate
         start = i - i % accumulate
         together = sum(map(order.pictures, range(start, min(start + accumulate, self.batches))))
-        mine = len(batch) if order.pictures(i) > self.world.rank else 0
-        weight = mine * self.world.size / together
+        weight = self._counted(batch, i) * self.world.size / together
         if first:
             self._watch.begin(self.model)
         parts = self.train_step.add(batch, weight, last)
@@ -222,35 +230,33 @@ class Trainer:
         judged = self.ema.model if self.ema else self.model
         same_buffers(judged)
         metrics = self.judge(judged)
-        done = self.epoch + (self.batch > 0)
-        self.record.scalars(self.step, tagged("val", metrics), epoch=done - 1)
-        log.info("epoch %d: AP50 %s, AP %s", done, figure(metrics["map_50"]), figure(metrics["map"]))
+        self.record.scalars(self.step, tagged("val", metrics), epoch=self.epochs_done - 1)
+        log.info("epoch %d: AP50 %s, AP %s", self.epochs_done, figure(metrics["map_50"]), figure(metrics["map"]))
         return metrics
 
     def _end_epoch(self, metrics: dict[str, Any] | None) -> None:
         """Keeps the epoch, as the best where no `metrics` before were better: without any AP the latest is the best."""
         with deferred():
             self.unjudged = False
-            done = self.epoch + (self.batch > 0)
             names = []
             if metrics is not None:
                 better = self.best is None or _worth(metrics) >= _worth(self.best["metrics"])
                 self.stale = 0 if better else self.stale + 1
                 if better:
-                    self.best = {"epoch": done - 1, "metrics": metrics}
+                    self.best = {"epoch": self.epochs_done - 1, "metrics": metrics}
                     names.append("best.pt")
                 if self._out_of_patience:
                     log.info("%d evaluations without a better AP than epoch %d: training ends (trainer.patience)", self.stale,
                              self.best["epoch"] + 1)
-            self._save(names, self._kept(done, metrics), metrics)
+            self._save(names, self._kept(metrics), metrics)
 
-    def _kept(self, done: int, metrics: dict[str, Any] | None) -> set[str]:
+    def _kept(self, metrics: dict[str, Any] | None) -> set[str]:
         """The names of the checkpoints of single epochs that are to be there."""
         best, every = self.cfg.trainer.keep_best, self.cfg.trainer.keep_every
         if metrics is not None and best > 1:
-            self.ranking = sorted([*self.ranking, [_worth(metrics), done]], reverse=True)[:best]
-        epochs = {int(epoch) for _, epoch in self.ranking} | (set(range(every, done + 1, every)) if every else set())
-        return {f"epoch_{epoch:04d}.pt" for epoch in epochs}
+            self.ranking = sorted([*self.ranking, [_worth(metrics), self.epochs_done]], reverse=True)[:best]
+        epochs = {int(epoch) for _, epoch in self.ranking} | (set(range(every, self.epochs_done + 1, every)) if every else set())
+        return {_of_epoch(epoch) for epoch in epochs}
 
     def _save(self, names: list[str] | None = None, kept: set[str] | None = None, metrics: dict[str, Any] | None = None) -> None:
         """Writes last.pt in the background, under `names` as well, and where epochs are `kept` also under this one's."""
@@ -258,7 +264,7 @@ class Trainer:
         if not self.world.first:
             return
         with deferred():
-            own = f"epoch_{self.epoch + (self.batch > 0):04d}.pt"
+            own = _of_epoch(self.epochs_done)
 
             def publish(path: Path) -> None:
                 for name in [*(names or []), *({own} & (kept or set()))]:
@@ -335,6 +341,10 @@ def _batches_of_an_epoch(loader: Loader, accumulate: int) -> int:
     if loader.order.drop_last and rounds >= accumulate:
         rounds -= rounds % accumulate
     return rounds
+
+
+def _of_epoch(epoch: int) -> str:
+    return f"epoch_{epoch:04d}.pt"
 
 
 def _worth(metrics: Mapping[str, Any]) -> float:

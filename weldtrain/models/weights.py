@@ -32,9 +32,10 @@ def load_weights(model: Detector, cfg: ModelConfig, classes: Sequence[str] = ())
         return
     state, theirs = _state(cfg)
     state = _prefixed(state)
-    if theirs and list(theirs) != list(classes):
+    others = bool(theirs) and list(theirs) != list(classes)
+    if others:
         log.info("model.weights=%s knows %s: the class layer starts anew", cfg.weights, ", ".join(theirs))
-    if cfg.weights == "coco" or (theirs and list(theirs) != list(classes)):
+    if cfg.weights == "coco" or others:
         state = {name: value for name, value in state.items() if not name.startswith(_CLASS_LAYER)}
     own = model.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import asdict, replace
@@ -94,7 +93,7 @@ def run(cfg: Config, record: RunRecord) -> float:
         "tuned_file": str(file),
         "seconds": time.perf_counter() - started,
     }
-    (record.dir / "doctor.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    record.write("doctor.json", result)
     _print(result, ledgers)
     _write_report(record.dir / "report.html", result, ledgers, str(index.root), bench.total)
     record.summary |= {"verdict": verdict.sentence, "stage": verdict.stage, "limited_by": verdict.limited_by,

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from weldtrain.errors import ConfigError
+from weldtrain.locks import lock
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class RunRecord:
             raise ConfigError("holds another run", self.dir, "leave hydra.run.dir alone, or name a new folder") from None
         except OSError as e:
             raise ConfigError(f"cannot be written ({e.strerror})", self.dir, "set output_dir to a folder with room") from None
-        if not locked(self._jsonl.fileno()):
+        if lock(self._jsonl.fileno(), exclusive=True, wait=False) is False:
             raise ConfigError("is being written by a run that is still going on", self.dir, "wait for it, or end it")
         if not resumed:
             self._write_config()
@@ -153,21 +154,6 @@ class Follower:
 
     def scalars(self, step: int, values: Mapping[str, float | None], **more: float) -> None:
         pass
-
-
-def locked(fd: int) -> bool:
-    """Takes the lock of an open file, which ends with the process; False if another process has it."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
 
 
 def _place_of(line: bytes) -> float:
