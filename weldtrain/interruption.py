@@ -7,11 +7,13 @@ what the whole process group was sent.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import connection, resource_tracker
 from types import FrameType
 
 
@@ -77,6 +79,30 @@ def deferred() -> Iterator[None]:
         number, _came = _came, None
     if number is not None:
         raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def starting_processes(method: str | None = None) -> Iterator[None]:
+    """Around starting worker processes, by that method of multiprocessing: they never get the signals of a run's end, which
+    terminals and schedulers send to all of a process group. This process decides what comes of those, and does not raise
+    half-way through."""
+    if (method or multiprocessing.get_start_method()) != "fork":
+        resource_tracker.ensure_running()  # as these methods do themselves, and then let the signals in again
+    with deferred():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _listened)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_main_process() -> None:
+    """Called in a worker process: it ends when the one that started it does, however that comes about."""
+    def watch(sentinel: int) -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(multiprocessing.parent_process().sentinel,), name="weldtrain-end", daemon=True).start()
 
 
 def came() -> int | None:

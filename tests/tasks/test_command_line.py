@@ -17,8 +17,8 @@ import torch
 def weldtrain(welds, cache, tmp_path):
     """Runs `python -m weldtrain` in an empty folder on the small welds; returns the finished process."""
 
-    def start(*args, wait=True):
-        command = [sys.executable, "-m", "weldtrain", *args]
+    def start(*args, wait=True, before=()):
+        command = [*before, sys.executable, "-m", "weldtrain", *args]
         env = os.environ | {"WELDTRAIN_CACHE": str(cache), "PYTHONWARNINGS": "ignore"}
         process = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    start_new_session=True,
@@ -30,6 +30,18 @@ def weldtrain(welds, cache, tmp_path):
         return process
 
     return start
+
+
+@pytest.fixture
+def in_mounts():
+    """`in_mounts("size=64k", "/dev/shm")`: what a command begins with that is to find an empty file system there."""
+
+    def command(options, place):
+        return ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs {place} && exec "$@"', "sh"]
+
+    if subprocess.run([*command("size=64k", "/dev/shm"), "true"], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    return command
 
 
 def on(welds, *more):
@@ -79,7 +91,7 @@ def test_a_folder_that_is_not_there_is_one_line(weldtrain, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_a_whole_record_and_no_process(weldtrain, welds, tmp_path, number, code, group):
     process = weldtrain(*on(welds, "loader=optimised", "loader.batch_size=2", "loader.num_workers=2", "trainer.epochs=500",
-                            "trainer.max_steps=null"), wait=False)
+                            "trainer.max_steps=null", *["loader.workers=process"] * group), wait=False)
     deadline = time.time() + 120
     while not list(tmp_path.glob("outputs/**/last.pt")) and time.time() < deadline:
         time.sleep(0.2)
@@ -91,6 +103,43 @@ def test_an_interrupt_leaves_a_whole_record_and_no_process(weldtrain, welds, tmp
     assert summaries(tmp_path)[0]["status"] == "interrupted"
     assert not psutil.wait_procs(children, timeout=10)[1]
     torch.load(next(tmp_path.glob("outputs/**/last.pt")), weights_only=True)
+
+
+@pytest.mark.parametrize("signalled_after_s", [0.0, 0.4, 1.5])
+def test_a_signal_to_all_while_workers_start_is_the_main_process_to_answer(weldtrain, welds, signalled_after_s):
+    process = weldtrain(*on(welds, "loader.workers=process", "loader.num_workers=2", "loader.multiprocessing_context=spawn",
+                            "trainer.epochs=500", "trainer.max_steps=null"), wait=False)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "resnet18 on cpu" in line:
+            break
+    time.sleep(signalled_after_s)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and len(err.splitlines()) <= 1, "".join(lines) + err
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_no_worker_outlives_a_main_process_that_is_killed(weldtrain, welds, tmp_path, context):
+    process = weldtrain(*on(welds, "loader=optimised", "loader.batch_size=2", "loader.workers=process", "loader.num_workers=2",
+                            f"loader.multiprocessing_context={context}", "trainer.epochs=500", "trainer.max_steps=null"),
+                        wait=False)
+    deadline = time.time() + 120
+    while not list(tmp_path.glob("outputs/**/last.pt")) and time.time() < deadline:
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    assert len(children) >= 2 and not psutil.wait_procs(children, timeout=10)[1]
+
+
+@pytest.mark.parametrize(("size", "said"), [("64k", False), ("4k", True)])
+def test_processes_need_no_dev_shm(weldtrain, welds, size, said, in_mounts):
+    """Docker gives 64 MB of it, and torch's loader fills them with one batch and then waits for ever."""
+    done = weldtrain(*on(welds, "loader.workers=process", "loader.num_workers=2"), before=in_mounts(f"size={size}", "/dev/shm"))
+    assert done.returncode == 0, done.err
+    assert ("worker processes cannot be started (No space left on device): threads load instead" in done.err) == said
+    assert "Traceback" not in done.err
 
 
 def test_real_welds_train_and_are_judged(weldtrain, real_data, tmp_path):

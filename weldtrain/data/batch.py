@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from weldtrain.data.buffers import SharedBuffers
+
 STRIDE = 32  # of the coarsest backbone level that the pyramid uses: padding to it keeps every level whole
 
 _ALIGN = 64  # bytes
@@ -70,7 +72,7 @@ class Batch:
     memory: torch.Tensor  # uint8, flat: images, boxes, batch_index, labels, each beginning at a multiple of _ALIGN
     shape: tuple[int, int, int, int]  # B, H, W, C
     # Plain arrays and views made on demand: a batch is put together while its pixels have emptied the processor's caches, and
-    # there each torch operation costs ten times its usual time. Between processes each tensor costs a file descriptor.
+    # there each torch operation costs ten times its usual time. Between processes each tensor costs an open file.
     host: dict[str, np.ndarray]
     box_counts: tuple[int, ...]
     ignored_counts: tuple[int, ...]
@@ -80,7 +82,7 @@ class Batch:
         return len(self.box_counts)
 
     def __reduce__(self) -> tuple:
-        return Batch, tuple(getattr(self, f.name) for f in fields(self))  # without the views
+        return Batch, (_Sent(self.memory), *(getattr(self, f.name) for f in fields(self)[1:]))  # without the views
 
     @functools.cached_property
     def images(self) -> torch.Tensor:
@@ -139,6 +141,15 @@ class Batch:
     def _part(self, which: int) -> torch.Tensor:
         dtype, shape, start, end = _layout(self.shape, sum(self.box_counts))[which]
         return self.memory[start:end].view(getattr(torch, dtype)).view(shape)
+
+
+class _Sent(NamedTuple):
+    """A batch's memory on its way to another process."""
+
+    memory: torch.Tensor
+
+    def __reduce__(self) -> tuple:
+        return SharedBuffers.sent(self.memory)
 
 
 def collate(samples: Sequence[Sample | Failure]) -> Batch | Failure:

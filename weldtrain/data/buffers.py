@@ -7,7 +7,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
+import mmap
+import os
 import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import DupFd
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -59,6 +65,67 @@ def pinned(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
-def shared_memory(nbytes: int) -> torch.Tensor:
-    """Memory in which a worker process hands its batch over: made elsewhere, it would be copied there."""
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(nbytes))
+class SharedBuffers:
+    """Memory that worker processes fill in turns, and what picture each is at. A batch travels as its place in it.
+
+    Anonymous, so that it is not of /dev/shm, which containers keep small. The way of torch takes a piece of that and an open
+    file for each batch, and to receive one waits without limit for a worker that has stopped.
+    """
+
+    supported = hasattr(os, "memfd_create")  # Linux; elsewhere batches are sent byte by byte
+    _made: ClassVar[weakref.WeakValueDictionary[int, SharedBuffers]] = weakref.WeakValueDictionary()
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init__(self, workers: int, pieces: int, nbytes: int, number: int | None = None, file: DupFd | None = None) -> None:
+        """`pieces` for each worker, of uint8 [nbytes]. Raises OSError where there is no memory or file for it."""
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        heads = -(-workers * (16 + pieces) // mmap.PAGESIZE) * mmap.PAGESIZE
+        total = heads + workers * pieces * nbytes
+        self._file = file.detach() if file else os.memfd_create("weldtrain-batches")
+        weakref.finalize(self, os.close, self._file)
+        if file is None:
+            os.ftruncate(self._file, total)
+        memory = np.frombuffer(mmap.mmap(self._file, total), np.uint8)
+        self._pieces = memory[heads:].reshape(workers, pieces, nbytes)
+        self._taken = memory[16 * workers : (16 + pieces) * workers].reshape(workers, pieces)
+        self.reading = memory[: 16 * workers].view(np.int64).reshape(workers, 2)
+        """int64 [workers,2]: the process and the row of the index that it reads, -1 for none."""
+        if file is None:
+            self.reading[:] = -1
+        self._number = next(self._numbers) if number is None else number
+        self._made[self._number] = self
+
+    def __reduce__(self) -> tuple:
+        return SharedBuffers, (*self._pieces.shape, self._number, DupFd(self._file))  # to a process that is being started
+
+    def of(self, worker: int) -> Callable[[int], torch.Tensor]:
+        """Called in that worker: gives uint8 [nbytes], with anything in it. Other memory where no piece is free."""
+        def empty(nbytes: int) -> torch.Tensor:
+            free = np.flatnonzero(self._taken[worker] == 0)
+            if nbytes > self._pieces.shape[2] or not len(free):
+                return torch.empty(nbytes, dtype=torch.uint8)
+            self._taken[worker, free[0]] = 1
+            return torch.from_numpy(self._pieces[worker, free[0], :nbytes])
+
+        return empty
+
+    @classmethod
+    def sent(cls, memory: torch.Tensor) -> tuple:
+        """How to unpickle `memory` in the process that a worker sends it to: by its place, if it has one."""
+        for buffers in cls._made.values():
+            place = memory.data_ptr() - buffers._pieces.ctypes.data
+            if 0 <= place < buffers._pieces.nbytes:
+                return cls._received, (buffers._number, *divmod(place // buffers._pieces.shape[2], buffers._pieces.shape[1]),
+                                       memory.nbytes)
+        return torch.from_numpy, (memory.numpy(),)
+
+    @classmethod
+    def _received(cls, number: int, worker: int, piece: int, nbytes: int) -> torch.Tensor:
+        """The piece is free again once nothing refers to the tensor."""
+        self = cls._made[number]
+        part = self._pieces[worker, piece, :nbytes]
+        weakref.finalize(part, self._give_back, worker, piece).atexit = False
+        return torch.from_numpy(part)
+
+    def _give_back(self, worker: int, piece: int) -> None:
+        self._taken[worker, piece] = 0

@@ -19,7 +19,7 @@ from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data import images
 from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes, seeds_of
 from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank, room
-from weldtrain.data.buffers import Buffers, shared_memory
+from weldtrain.data.buffers import Buffers, SharedBuffers
 from weldtrain.data.cache import PictureCache
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
@@ -59,7 +59,7 @@ class DetectionDataset(Dataset):
         self._donors = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
         self.cache: PictureCache | None = None
         self._labels = index.labels(classes)
-        self.watch(1, shared=False)
+        self.watch(1)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -125,17 +125,17 @@ class DetectionDataset(Dataset):
         """From now on only these rows of the index are there, also for what a sample is made of."""
         self.rows, self._donors = rows, np.intersect1d(self._donors, rows)
 
-    def watch(self, workers: int, shared: bool) -> None:
+    def watch(self, workers: int, shared: SharedBuffers | None = None) -> None:
         """Notes from now on what each worker reads: `reading` int64 [workers,2] is its process and a row of the index, -1 for
-        none; in memory shared with worker processes, if `shared`."""
-        self._watched = torch.full((max(workers, 1), 2), -1)
-        if shared and workers:
-            self._watched.share_memory_()
-        self.reading, self._worker, self._empty = self._watched.numpy(), 0, Buffers(at_most=2)
+        none. Worker processes see `shared` and hand their batches over in it."""
+        self.reading = shared.reading if shared else np.full((max(workers, 1), 2), -1)
+        self._shared, self._worker, self._empty = shared, 0, Buffers(at_most=2)
 
-    def watched_as(self, worker: int) -> None:
+    def work_as(self, worker: int) -> None:
         """Called in a worker process."""
-        self.reading, self._worker, self._empty = self._watched.numpy(), worker, shared_memory
+        self._worker = worker
+        if self._shared:
+            self.reading, self._empty = self._shared.reading, self._shared.of(worker)
         self.reading[worker, 0] = os.getpid()
 
     def largest(self) -> tuple[int, int]:

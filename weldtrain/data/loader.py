@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
-import shutil
-import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,15 +13,20 @@ from dataclasses import dataclass, replace
 import cv2
 import torch
 from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from weldtrain.config import LoaderConfig
 from weldtrain.data.batch import STRIDE, Batch, Failure
-from weldtrain.data.buffers import keep_pages
+from weldtrain.data.buffers import SharedBuffers, keep_pages
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.sampler import Order, balancing, repeat_factors
+from weldtrain.data.sampler import Key, Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
 from weldtrain.errors import ConfigError, DataError, TrainingError
+from weldtrain.interruption import end_with_main_process, starting_processes
 from weldtrain.telemetry.machine import memory_available, usable_cores
+
+log = logging.getLogger(__name__)
 
 # Its warning of more workers than cores comes at every start; `plan` has a note of it.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -32,10 +36,11 @@ AUTO_PREFETCH = 2
 # Pinned pages are taken from every other program; beyond this share of free memory they do harm.
 PINNED_SHARE = 0.25
 # Batches in hand may take this share of free memory.
-AHEAD_SHARE = 0.5
-SHM = "/dev/shm"
-_TARGET_BYTES = 64 * 1024
-_FILES_BESIDE = 128  # that a run has open besides those of batches
+AHEAD_SHARE = 0.25  # of each of the two loaders of a run
+# In the trainer's hands: the batch of this step and the one before. Beside a worker's own that it has ahead.
+_IN_USE = 2
+_TARGET_BYTES = 2**20  # of a batch's boxes; memory that is not touched costs nothing
+_FILES_OF_WORKER, _FILES_BESIDE = 8, 128  # that a run has open
 
 
 @dataclass
@@ -64,6 +69,7 @@ class Loader:
         self._at = (0, 0)  # the epoch and batch that comes next
         self._stream: Iterator[Batch | Failure] | None = None
         self._stream_at = (-1, -1)
+        self._batch_bytes = batch_bytes(dataset, order.batch_size)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -101,6 +107,8 @@ class Loader:
             better = self._explained(e)
             if better is e:
                 raise
+            if isinstance(self._stream, _Processes):
+                self._stream.kill()  # the others may hang as well, and to wait for each takes long
             raise better from e
 
     @property
@@ -111,23 +119,31 @@ class Loader:
     def close(self) -> None:
         """Ends threads and worker processes. Another iteration starts them anew."""
         stream, self._stream = self._stream, None
-        if isinstance(stream, ThreadStream):
+        if isinstance(stream, (ThreadStream, _Processes)):
             stream.close()
-        elif stream is not None and hasattr(stream, "_shutdown_workers"):
-            stream._shutdown_workers()  # what torch does when the iterator is collected, which a traceback may delay
 
     def _open(self, epoch: int, start: int) -> Iterator[Batch | Failure]:
         settled = self.plan
         until = self._until if settled.persistent_workers else epoch + 1
         if until is not None and epoch >= until:
             until = None  # more than was announced
-        keys = self.order.epochs(epoch, start, until)
         keep_pages()
-        self.dataset.watch(settled.num_workers, shared=settled.workers == "process")
-        if settled.workers == "thread" and settled.num_workers:
-            return ThreadStream(self.dataset, keys, settled.num_workers, settled.prefetch_factor,
-                                settled.timeout_s, settled.pin_memory)
-        return iter(DataLoader(
+        if settled.workers == "process" or not settled.num_workers:
+            try:
+                return self._open_processes(self.order.epochs(epoch, start, until))
+            except OSError as e:
+                log.warning("worker processes cannot be started (%s): threads load instead", e.strerror)
+        self.dataset.watch(settled.num_workers)
+        return ThreadStream(self.dataset, self.order.epochs(epoch, start, until), settled.num_workers, settled.prefetch_factor,
+                            settled.timeout_s, settled.pin_memory)
+
+    def _open_processes(self, keys: Iterator[list[Key]]) -> Iterator[Batch | Failure]:
+        """Torch's own; without any worker, this process. Raises OSError where no process can be started."""
+        settled, shared = self.plan, None
+        if settled.num_workers and SharedBuffers.supported:
+            shared = SharedBuffers(settled.num_workers, settled.prefetch_factor + _IN_USE, self._batch_bytes)
+        self.dataset.watch(settled.num_workers, shared)
+        batches = DataLoader(
             self.dataset,
             batch_sampler=_Keys(keys),
             generator=torch.Generator(),  # else it draws from torch's own, and the model's losses depend on the loader
@@ -138,24 +154,24 @@ class Loader:
             worker_init_fn=_init_worker,
             multiprocessing_context=settled.multiprocessing_context,
             prefetch_factor=settled.prefetch_factor,
-        ))
+        )
+        if not settled.num_workers:
+            return iter(batches)
+        with starting_processes(settled.multiprocessing_context):
+            return _Processes(batches)
 
     def _explained(self, error: Exception) -> Exception:
         text = " ".join(str(error).split())
         if isinstance(error, TimeoutError) or "timed out" in text:
-            room = ""
-            if self.plan.workers == "process" and os.path.isdir(SHM):
-                room = f"; {SHM} has {shutil.disk_usage(SHM).free >> 20} MB free"
             return TrainingError(
-                f"no batch came from the workers within {self.plan.timeout_s:g} s{self._were_reading()}{room}",
-                "loader.timeout_s",
-                "slow storage: raise it; full shared memory: fewer workers, a smaller batch or a larger --shm-size",
+                f"no batch came from the workers within {self.plan.timeout_s:g} s{self._were_reading()}", "loader.timeout_s",
+                "slow storage or very large pictures: raise it",
             )
         lost = isinstance(error, (ConnectionError, EOFError))  # while torch fetched a batch from it
         if lost or "exited unexpectedly" in text or "killed by signal" in text:
             return TrainingError(
                 f"a loader worker died ({text or type(error).__name__}){self._were_reading(text)}", "loader.num_workers",
-                "out of memory or shared memory: fewer workers or a smaller batch; loader=simple shows the cause",
+                "out of memory: fewer workers or a smaller batch; loader=simple shows the cause",
             )
         return error
 
@@ -223,8 +239,7 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
         workers = batches
     prefetch = AUTO_PREFETCH if cfg.prefetch_factor == "auto" else int(cfg.prefetch_factor)
     if kind == "process":
-        workers, prefetch = _fit_shared_memory(workers, prefetch, bytes_per_batch, notes)
-        _allow_files(workers * prefetch, notes)
+        _allow_files(workers, notes)
     fillers = workers if kind == "process" else min(workers, 1)  # threads fill one batch together
     prefetch = _fit_memory(fillers, prefetch, bytes_per_batch, notes)
     pin, why = _pin(cfg.pin_memory, device, workers, fillers * prefetch * bytes_per_batch)
@@ -245,9 +260,9 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
 
 
 def batch_bytes(dataset: DetectionDataset, batch_size: int) -> int:
-    """Bytes of the largest batch of pictures that can come: all of the largest padded size."""
+    """Bytes of the largest batch that can come: all pictures of the largest padded size, and many boxes."""
     width, height = (int(-(-side // STRIDE) * STRIDE) for side in dataset.largest())
-    return batch_size * (1 if dataset.index.grey[dataset.rows].all() else 3) * width * height
+    return batch_size * (1 if dataset.index.grey[dataset.rows].all() else 3) * width * height + _TARGET_BYTES
 
 
 def _pin(wanted: bool | str, device: torch.device, workers: int, pinned_bytes: int) -> tuple[bool, str]:
@@ -264,23 +279,6 @@ def _pin(wanted: bool | str, device: torch.device, workers: int, pinned_bytes: i
     return True, "batches go from workers to CUDA"
 
 
-def _fit_shared_memory(workers: int, prefetch: int, bytes_per_batch: int, notes: list[str]) -> tuple[int, int]:
-    """Fewer batches in flight where /dev/shm cannot hold them: a worker that fills it leaves the run hanging."""
-    if not workers or not os.path.isdir(SHM):
-        return workers, prefetch
-    free = int(0.9 * shutil.disk_usage(SHM).free)
-    # Two more than are prefetched: the one being filled and the one in the trainer's hands. Targets take a few pages.
-    fits = free // (bytes_per_batch + _TARGET_BYTES) - 2
-    if workers * prefetch <= fits:
-        return workers, prefetch
-    fitting = min(workers, max(fits, 0))
-    notes.append(
-        f"{SHM} has room for {max(fits, 0)} batches of {bytes_per_batch / 2**20:.1f} MB, {workers} workers x {prefetch} were "
-        f"asked for: using {fitting} workers (raise --shm-size, or lower loader.batch_size)"
-    )
-    return fitting, max(1, fits // fitting) if fitting else prefetch
-
-
 def _fit_memory(workers: int, prefetch: int, bytes_per_batch: int, notes: list[str]) -> int:
     """Fewer batches ahead where memory would not hold them."""
     free = memory_available()
@@ -294,28 +292,54 @@ def _fit_memory(workers: int, prefetch: int, bytes_per_batch: int, notes: list[s
     return fewer
 
 
-def _allow_files(batches: int, notes: list[str]) -> None:
-    """Raises this process's limit of open files, of which a batch from another process takes one."""
+def _allow_files(workers: int, notes: list[str]) -> None:
+    """Raises this process's limit of open files, of which a worker process takes several."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * batches + _FILES_BESIDE
+    wanted = _FILES_OF_WORKER * workers + _FILES_BESIDE
     if soft != resource.RLIM_INFINITY and soft < wanted:
         reached = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
-        notes.append(f"{wanted} files may be open at once, the limit was {soft}: raised to {reached}"
-                     + "; fewer workers if that fails (ulimit -n)" * (reached < wanted))
+        notes.append(f"loader.num_workers={workers} may need {wanted} open files, the limit (ulimit -n) "
+                     + (f"was {soft}: raised to {reached}" if reached > soft else f"is {soft}: set fewer workers if that fails"))
+
+
+class _Processes(_MultiProcessingDataLoaderIter):
+    """Torch's iterator over batches of worker processes, which it ends well only where all of them were started and work."""
+
+    def __init__(self, batches: DataLoader) -> None:
+        try:
+            super().__init__(batches)
+        except BaseException:
+            self._shutdown = True  # there is no orderly end
+            for worker in getattr(self, "_workers", ()):
+                worker.kill()
+            raise
+
+    def close(self) -> None:
+        """As torch does when it is collected, which a traceback may delay."""
+        self._shutdown_workers()
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the workers whatever they do."""
+        if self._worker_pids_set:
+            signal_handling._remove_worker_pids(id(self))  # else their end is an error
+            self._worker_pids_set = False
+        for worker in self._workers:
+            worker.kill()
 
 
 class _Keys:
     """The keys of all batches to come, as torch's loader wants to be given them."""
 
-    def __init__(self, keys: Iterator[list[tuple[int, int, int]]]) -> None:
+    def __init__(self, keys: Iterator[list[Key]]) -> None:
         self._keys = keys
 
-    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         return self._keys
 
     def __reduce__(self) -> tuple:
@@ -327,12 +351,9 @@ def _as_it_is(batch: Batch | Failure) -> Batch | Failure:
 
 
 def _init_worker(worker_id: int) -> None:
-    # The main process decides about Ctrl-C; a worker that also reacts prints a page of traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Schedulers signal the whole group. A worker that died of it would be reported as a failure of its own.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    end_with_main_process()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     keep_pages()
-    get_worker_info().dataset.watched_as(worker_id)
+    get_worker_info().dataset.work_as(worker_id)

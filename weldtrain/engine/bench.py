@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 
 from weldtrain.config import Config, LoaderConfig, OptimizerConfig
 from weldtrain.data.baselines import ArticleDataset, NaiveDataset, article_loader, naive_loader
+from weldtrain.data.buffers import SharedBuffers
 from weldtrain.data.cache import PictureCache, open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import AUTO_PREFETCH, Loader, batch_bytes, plan, training_loader
@@ -113,7 +115,7 @@ class Bench:
             "copying memory": {"gb_s": copied, "images_per_s": copied * 1e3 / picture_mb},
             "the model alone": {"images_per_s": model.mean},
         }
-        if self._room(3 * batch.memory.nbytes):
+        if SharedBuffers.supported and 4 * batch.memory.nbytes < 0.5 * memory_available():
             sent_ms = between_processes_ms(batch)
             # That it costs nothing is noise.
             found |= {BETWEEN: {"ms": sent_ms, "images_per_s": 1e3 / sent_ms}} if sent_ms > 0 else {}
@@ -126,6 +128,7 @@ class Bench:
     def compared(self, best: Point, model_per_s: float, seconds: float) -> list[dict[str, Any]]:
         """A first attempt, the article's loader and the tuned one: their own rates, and an epoch with this model."""
         pictures, made = (self.dataset.index, self.dataset.rows, self.cfg.augment), []
+        room = min(memory_available(), shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else sys.maxsize)
         for name, build in (
             ("naive", lambda: naive_loader(NaiveDataset(*pictures), self.batch_size)),
             ("the article's", lambda: article_loader(ArticleDataset(*pictures), self.batch_size, pin=self.device.type == "cuda")),
@@ -133,7 +136,7 @@ class Bench:
             # Floats of full size, of which the article's workers keep two batches each in shared memory.
             nbytes = int(self.batch_size * self.dataset.index.sizes[self.dataset.rows].prod(1).max() * 12)
             nbytes *= 1 if name == "naive" else 10
-            problem = "" if self._room(nbytes) else f"needs {nbytes / 2**30:.1f} GB of memory"
+            problem = "" if nbytes < 0.5 * room else f"needs {nbytes / 2**30:.1f} GB of memory and shared memory"
             try:
                 rate = 0.0 if problem else plain_rate(build(), self.device, seconds)
             except Exception as e:  # whatever such a loader cannot do with this data is part of the comparison
@@ -150,11 +153,6 @@ class Bench:
             together = 1 / (1 / rate + 1 / model_per_s) if in_turn else min(rate, model_per_s)
             entry |= {"training_per_s": together, "epoch_s": self.total / together, "device_pct": 100 * together / model_per_s}
         return made
-
-    def _room(self, nbytes: int) -> bool:
-        """Whether shared memory and memory take so much without harm."""
-        shm = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else nbytes * 2
-        return nbytes < 0.5 * min(shm, memory_available())
 
     def _loader(self, setting: Setting, batch_size: int) -> Loader:
         self.dataset.cache = self.cache if setting.cache else None

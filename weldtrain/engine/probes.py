@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from weldtrain.data import images
 from weldtrain.data.batch import Batch
-from weldtrain.data.buffers import shared_memory
+from weldtrain.data.buffers import SharedBuffers
 from weldtrain.data.dataset import DetectionDataset
 
 _PROBE_BYTES = 128 * 2**20
@@ -94,7 +94,7 @@ def h2d_gb_s(device: torch.device, pin: bool) -> float:
 
 def between_processes_ms(batch: Batch, batches: int = 12) -> float:
     """Milliseconds per picture between a worker process that fills shared memory and this one that reads it, beyond a copy
-    within one process: fresh pages on both sides, a file descriptor, waking up."""
+    within one process: pickling, waking up."""
     loader = DataLoader(_Ready(batch, batches), batch_size=None, num_workers=1, prefetch_factor=2)
     arrivals = []
     for sent in loader:
@@ -113,12 +113,13 @@ def between_processes_ms(batch: Batch, batches: int = 12) -> float:
 class _Ready(Dataset):
     def __init__(self, batch: Batch, count: int) -> None:
         self._batch, self._count = batch, count
+        self._shared = SharedBuffers(1, 4, batch.memory.nbytes)
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, i: int) -> Batch:
-        return replace(self._batch, memory=shared_memory(self._batch.memory.nbytes).copy_(self._batch.memory))
+        return replace(self._batch, memory=self._shared.of(0)(self._batch.memory.nbytes).copy_(self._batch.memory))
 
 
 def _forget(path: Path) -> None:

@@ -93,8 +93,8 @@ def _memory() -> Iterator[Fact]:
     if os.path.isdir("/dev/shm"):
         room = shutil.disk_usage("/dev/shm")
         yield Fact("/dev/shm", f"{room.free / 2**20:.0f} MB free of {room.total / 2**20:.0f} MB",
-                   *(("too small for worker processes", "docker run --shm-size=2g; loader.workers=thread needs none")
-                     if room.free < 256 * 2**20 else ()))
+                   *(("full: not even the locks of worker processes find room", "remove what others left there, or "
+                      "docker run --shm-size=64m; loader.workers=thread needs none") if room.free < 2**20 else ()))
 
 
 def _opencv() -> Iterator[Fact]:
