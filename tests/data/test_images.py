@@ -36,6 +36,33 @@ def saved(tmp_path, image, name, **options):
     return tmp_path / name
 
 
+@pytest.mark.parametrize("turn", [1, 3, 6, 8])
+@pytest.mark.parametrize(("mode", "wanted"), [("RGB", None), ("L", None), ("RGB", (160, 120)), ("L", (80, 60))])
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+def test_a_jpeg_whose_end_comes_too_early_is_refused(tmp_path, mode, wanted, kept, turn):
+    image = Image.fromarray(RNG.integers(0, 255, (240, 320, 3), np.uint8)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    path = saved(tmp_path, image, "a.jpg", quality=90, exif=exif)
+    whole = path.read_bytes()
+    begin = whole.index(b"\xff\xda")
+    path.write_bytes(whole[: begin + int(kept * (len(whole) - begin))] + b"\xff\xd9")
+    size = size_of(path)
+    wanted = wanted and wanted[:: 1 if size[0] > size[1] else -1]
+    with pytest.raises(PictureError, match=r"a\.jpg: is cut off: its lower part is missing"):
+        decode(read_bytes(path), path, size, mode == "L", wanted=wanted)
+
+
+@pytest.mark.parametrize("more", [b"", b"\xff\xd8\xff\xd9"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_jpeg_may_be_grey_at_its_end(tmp_path, mode, more):
+    pixels = RNG.integers(0, 255, (240, 320, 3), np.uint8)
+    pixels[100:] = 128
+    path = saved(tmp_path, Image.fromarray(pixels).convert(mode), "a.jpg", quality=90)
+    path.write_bytes(path.read_bytes() + more)
+    assert (read_as_told(path)[120:] == 128).all()
+
+
 def size_of(path):
     return picture_header(path, 200)[:2]
 

@@ -24,6 +24,7 @@ from weldtrain.formats.pictures import JPEG_TAIL_BYTES, cut_off, has_jpeg_end, u
 cv2.setNumThreads(0)
 
 _SHIFT_PX = 0.5
+_FILL = 128  # the grey that libjpeg makes of what is missing
 
 
 class Window(NamedTuple):
@@ -104,6 +105,8 @@ def decode(
         raise unreadable(path, e.err or e.msg) from None
     if image is None:
         raise unreadable(path, "damaged, or of a kind OpenCV does not decode")
+    if is_jpeg and _has_grey_corner(image, 8 // reduce) and _ends_early(data, kind, image):
+        raise cut_off(path, "its lower part is missing")
     if image.ndim == 2:
         image = image[:, :, None]
     elif not kind & cv2.IMREAD_COLOR_RGB:
@@ -114,6 +117,20 @@ def decode(
         raise PictureError(f"decodes to {image.shape[1] * reduce}x{image.shape[0] * reduce}, its header says {size[0]}x{size[1]}",
                            path, "it was replaced during the run, or its orientation tag is not understood: save it upright")
     return (window or Window()).apply(image).reshape(image.shape) if image.dtype == np.uint16 else image
+
+
+def _has_grey_corner(image: np.ndarray, block: int) -> bool:
+    """Whether a picture's last block of that many px, wherever EXIF has turned it to, may be what is missing."""
+    ends = (slice(-block, None), slice(block))
+    return any((image[rows, columns] == _FILL).all() for rows in ends for columns in ends)
+
+
+def _ends_early(data: np.ndarray, kind: int, image: np.ndarray) -> bool:
+    """Whether the JPEG's end mark comes before its last pixel: then what is put before the mark shows."""
+    end = data.tobytes().rfind(b"\xff\xd9")
+    more = np.random.default_rng(0).integers(0, 255, 256, np.uint8)  # without 255, with which a mark would begin
+    longer = cv2.imdecode(np.concatenate([data[:end], more, data[end:]]), kind)
+    return longer is None or not np.array_equal(longer, image)
 
 
 def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:

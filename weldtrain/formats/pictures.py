@@ -63,9 +63,9 @@ def picture_header(path: Path, max_megapixels: float) -> Header:
     return header
 
 
-def cut_off(path: Path) -> PictureError:
-    """The error for a JPEG that lacks its end."""
-    return PictureError("is cut off: the JPEG has no end", path, f"copy it again; {_FIX}")
+def cut_off(path: Path, sign: str = "the JPEG has no end") -> PictureError:
+    """The error for a JPEG of which a part is missing."""
+    return PictureError(f"is cut off: {sign}", path, f"copy it again; {_FIX}")
 
 
 def has_jpeg_end(data: bytes) -> bool:
