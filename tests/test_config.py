@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 
 from weldtrain import config, overrides
+from weldtrain.__main__ import _report
 from weldtrain.errors import ConfigError
 
 CHOICES = [(p.parent.name, p.stem) for p in sorted(config.CONF_DIR.glob("*/*.yaml"))]
@@ -139,6 +140,22 @@ def test_a_users_own_folder_adds_presets(tmp_path):
 def test_a_value_of_the_wrong_kind_does_not_compose(override):
     with pytest.raises(ConfigCompositionException):
         composed(override)
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("loader.num_workers=1.5", "loader.num_workers: '1.5' does not fit; it takes a whole number or auto"),
+    ("loader.num_workers=null", "loader.num_workers: 'null' does not fit; it takes a whole number or auto"),
+    ("loader.num_workers=100000", "loader.num_workers: 100000 is out of range; it must be at least 0 and at most 512"),
+    ("trainer.epochs=abc", "trainer.epochs: 'abc' does not fit; it takes a whole number"),
+    ("loader.shuffle=maybe", "loader.shuffle: 'maybe' does not fit; it takes true or false"),
+    ("dataset.classes=x", "dataset.classes: 'x' does not fit; it takes a list such as [a,b] or null"),
+    ("model.window_percentiles=3", "model.window_percentiles: '3' does not fit; it takes a list such as [0.1,2]"),
+    ("trainer=3", "trainer: 3 is no choice; name one, or leave out trainer=")])
+def test_a_value_of_the_wrong_kind_is_told_what_its_key_takes(capsys, override, said):
+    with pytest.raises((ConfigError, ConfigCompositionException)) as caught:
+        overrides.check_override_keys([override])
+        composed(override)
+    assert _report(caught.value) == 2 and capsys.readouterr().err == f"weldtrain: {said}\n"
 
 
 @pytest.mark.parametrize("group", config.GROUPS)

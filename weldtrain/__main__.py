@@ -9,6 +9,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -127,6 +128,9 @@ def _hydra_line(error: Exception) -> str:
     lines = [part.strip() for part in f"{error}\n{cause or ''}".splitlines()]
     noise = ("full_key:", "object_type=", "reference_type=", "Config search")
     lines = [part for part in lines if part and not part.startswith(noise)]
+    given = re.match(r"Error merging override \+*([\w.]+)=(\S*)", lines[0])
+    if given and given[1] in config.schema_keys():
+        return f"{given[1]}: '{given[2]}' does not fit; it takes {config.takes(given[1])}"
     if "Could not find '" in lines[0]:
         wanted = lines[0].split("Could not find '")[1].split("'")[0]
         group, _, choice = wanted.rpartition("/")

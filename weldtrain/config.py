@@ -77,7 +77,7 @@ class DatasetConfig:
 class LoaderConfig:
     batch_size: int | str = key(8, ge=1, choices=("auto",))
     workers: str = key("auto", choices=("auto", "thread", "process"))
-    num_workers: int | str = key("auto", ge=0, choices=("auto",))
+    num_workers: int | str = key("auto", ge=0, le=512, choices=("auto",))
     pin_memory: bool | str = key("auto", choices=("auto",))
     persistent_workers: bool = True
     prefetch_factor: int | str = key("auto", ge=1, choices=("auto",))
@@ -263,6 +263,18 @@ def unknown_key(name: str, known: Sequence[str] = ()) -> ConfigError:
     """The error for a key that is not in the schema, with the nearest one that is."""
     near = nearest(name, known or [*schema_keys(), *GROUPS])
     return ConfigError("no such key", name, f"did you mean '{near}'?" if near else "see `weldtrain --cfg job`")
+
+
+def takes(name: str) -> str:
+    """What kind of value a key takes, in words."""
+    f = schema_keys()[name]
+    choices = f.metadata.get("choices", ())
+    kinds = [kind for kind in f.type.split(" | ") if not (choices and kind == "str")]
+    return " or ".join([_KINDS.get(kind, kind) for kind in kinds] + list(choices))
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "None": "null",
+          "list[str]": "a list such as [a,b]", "list[float]": "a list such as [0.1,2]"}
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from types import NoneType
 
 from weldtrain.config import GROUPS, PATH_KEYS, TEXT_KEYS, schema_keys, unknown_key
 from weldtrain.errors import ConfigError
@@ -45,5 +46,5 @@ def check_override_keys(overrides: Sequence[str]) -> None:
             raise unknown_key(name)
         if override.is_delete() and not name.startswith(("hydra.", "hydra/")):
             raise ConfigError("cannot be deleted", name, "every key has a value: give it another")
-        if name in GROUPS and override.value() is None:
-            raise ConfigError("null is no choice", name, f"name one, or leave out {name}=")
+        if name in GROUPS and isinstance(override.value(), (NoneType, int, float, dict)):
+            raise ConfigError(f"{override.get_value_string()} is no choice", name, f"name one, or leave out {name}=")

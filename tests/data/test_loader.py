@@ -322,7 +322,7 @@ def test_options_that_do_not_apply_are_dropped():
     assert plan(LoaderConfig(workers="process", num_workers=16), CPU, 3, 1000).num_workers == 3
     assert plan(LoaderConfig(workers="process", num_workers="auto"), CPU, 1, 1000).num_workers == 1
     threads = plan(LoaderConfig(workers="thread", num_workers=2, multiprocessing_context="spawn"), CPU, 9, 9)
-    assert threads.multiprocessing_context is None
+    assert threads.multiprocessing_context is None and any("multiprocessing_context=spawn: has no" in n for n in threads.notes)
 
 
 def test_workers_are_threads_unless_a_context_of_processes_is_named():

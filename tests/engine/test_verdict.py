@@ -7,7 +7,7 @@ from weldtrain.engine.ledger import BETWEEN, Ledger
 from weldtrain.engine.rates import Rate
 from weldtrain.engine.step import STEP_STAGES
 from weldtrain.engine.tuning import Point, Setting, candidates, choose, search
-from weldtrain.engine.verdict import judge
+from weldtrain.engine.verdict import disturbed, judge
 from weldtrain.errors import TrainingError
 
 THREADS = Setting("thread", 2, 2, False)
@@ -46,6 +46,14 @@ def test_where_loading_takes_the_processor_from_the_model_it_is_not_told_to_stop
                     best=THREADS._replace(cache=True), now=THREADS)
     assert verdict.limited_by == "model" and "stop tuning" not in verdict.sentence
     assert "decoding" in verdict.sentence and "loader.cache=auto" in verdict.sentence
+
+
+@pytest.mark.parametrize(("before", "trained", "after", "believed"), [
+    (10.0, 9.0, 10.5, True), (10.0, 11.0, 9.5, True), (10.0, 9.0, 5.0, False), (0.56, 6.56, 0.6, False), (4.0, 9.0, 10.0, False)])
+def test_measurements_that_contradict_each_other_are_not_believed(before, trained, after, believed):
+    text = disturbed(before, trained, after)
+    assert believed == (not text)
+    assert believed or "disturbed this measurement, and its settings are not kept" in text
 
 
 def test_nothing_is_promised_where_nothing_is_faster():

@@ -245,6 +245,8 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
     pin, why = _pin(cfg.pin_memory, device, workers, fillers * prefetch * bytes_per_batch)
     notes.append(f"loader.pin_memory={str(cfg.pin_memory).lower()}: {'on' if pin else 'off'}, {why}")
     context = cfg.multiprocessing_context if workers and kind == "process" else None
+    if cfg.multiprocessing_context and kind == "thread":
+        notes.append(f"loader.multiprocessing_context={cfg.multiprocessing_context}: has no meaning for threads")
     if context and context not in torch.multiprocessing.get_all_start_methods():
         raise ConfigError(f"this system has no '{context}'", "loader.multiprocessing_context", "leave it null")
     return Plan(

@@ -27,6 +27,21 @@ class Verdict:
     sentence: str
 
 
+# Two looks at the same step that differ by more than this differ by more than noise.
+_UNSTEADY = 1.4
+
+
+def disturbed(before_per_s: float, trained_per_s: float, after_per_s: float) -> str:
+    """Why the measurements are not to be believed, "" if they are: the model alone ran at one rate before training was
+    measured and at another after it, or training was faster than either."""
+    slow, fast = sorted((before_per_s, after_per_s))
+    if fast <= _UNSTEADY * slow and trained_per_s <= _UNSTEADY * fast:
+        return ""
+    return (f"Other programs disturbed this measurement, and its settings are not kept: the model alone ran at "
+            f"{short(before_per_s)} images/s, then training at {short(trained_per_s)}, then the model alone at "
+            f"{short(after_per_s)}. End them and measure again.")
+
+
 def judge(
     ledger: Ledger, between_ms: float | None, loader_per_s: float, model_per_s: float, trained_per_s: float, gain: float,
     best: Setting, now: Setting, why_no_cache: str = "",

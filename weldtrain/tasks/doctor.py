@@ -18,8 +18,9 @@ from weldtrain.engine.bench import Bench
 from weldtrain.engine.device import autocast_dtype, choose_device, device_name
 from weldtrain.engine.fitting import fitting_batch_size
 from weldtrain.engine.ledger import BETWEEN, Ledger
+from weldtrain.engine.rates import Rate
 from weldtrain.engine.tuning import candidates, choose, search
-from weldtrain.engine.verdict import judge
+from weldtrain.engine.verdict import disturbed, judge
 from weldtrain.models.detector import build_detector
 from weldtrain.telemetry import report
 from weldtrain.telemetry.charts import bar_rows, line_chart, short
@@ -60,10 +61,15 @@ def run(cfg: Config, record: RunRecord) -> float:
     log.info("now: loader.workers=%s, num_workers=%d; %s", bench.now.workers, bench.now.num_workers, bench.why)
     log.info("measuring each stage, the model and the machine")
     ledgers = bench.ledgers(_LEDGER * budget_s)
-    model_rate = bench.model_rate(_MODEL * budget_s)
-    ceilings = bench.ceilings(ledgers, model_rate)
     loader_rate = bench.rate(bench.now, _LOADER * budget_s, train=False)
+    before = bench.model_rate(_MODEL / 2 * budget_s)
     trained = bench.rate(bench.now, _TRAINING * budget_s, train=True)
+    after = bench.model_rate(_MODEL / 2 * budget_s)
+    model_rate = Rate(before.windows + after.windows)
+    doubt = disturbed(before.mean, trained.mean, after.mean)
+    if doubt:
+        log.warning(doubt)
+    ceilings = bench.ceilings(ledgers, model_rate)
     log.info("trying loader settings")
     points = search(candidates(bench.now, bench.cores, bench.cache is not None), bench.rate, _SEARCH * budget_s)
     best = choose(points, enough=2 * model_rate.mean)
@@ -79,7 +85,10 @@ def run(cfg: Config, record: RunRecord) -> float:
     # Whether a cache fits is decided anew by every run: there may be less room then.
     use_cache = best.setting.cache or bench.cache is None
     settings = replace(present, **best.setting._asdict() | {"cache": "auto" if use_cache else "none"})
-    tuned.save(file, settings, verdict.sentence)
+    if doubt:
+        verdict.sentence = f"{doubt} {verdict.sentence}"
+    else:
+        tuned.save(file, settings, verdict.sentence)
     result = {
         "verdict": asdict(verdict),
         "environment": [fact._asdict() for fact in facts],
@@ -90,7 +99,7 @@ def run(cfg: Config, record: RunRecord) -> float:
         "points": [p.described(model_rate.mean) for p in points],
         "compared": compared,
         "tuned": {name: getattr(settings, name) for name in tuned.SETTINGS},
-        "tuned_file": str(file),
+        "tuned_file": None if doubt else str(file),
         "seconds": time.perf_counter() - started,
     }
     record.write("doctor.json", result)
@@ -98,8 +107,10 @@ def run(cfg: Config, record: RunRecord) -> float:
     _write_report(record.dir / "report.html", result, ledgers, str(index.root), bench.total)
     record.summary |= {"verdict": verdict.sentence, "stage": verdict.stage, "limited_by": verdict.limited_by,
                        "share_of_limit": verdict.share, "tuned": result["tuned"]}
-    log.info("report: %s\ntuned settings: %s\nLater runs on this machine with this data use them for every loader key left at "
-             "auto; delete the file to forget them.", record.dir / "report.html", file)
+    log.info("report: %s", record.dir / "report.html")
+    if not doubt:
+        log.info("tuned settings: %s\nLater runs on this machine with this data use them for every loader key left at auto; "
+                 "delete the file to forget them.", file)
     return verdict.share
 
 

@@ -1,7 +1,8 @@
 """StepClock: keeps apart waiting for data, copying to the device and computing, without making the device wait.
 
 On CUDA, copying and computing are timed by events that are read only when the figures are asked for; waiting is the
-time the host stands in the loader. An epoch's first batch is counted apart: it holds the start of the workers.
+time the host stands in the loader. The first step is counted apart: it holds the start of the workers and of libraries.
+What an epoch's first batch keeps waiting is waiting like any other, and told once more as the epoch's start.
 """
 
 from __future__ import annotations
@@ -55,25 +56,26 @@ class StepClock:
 
     device: torch.device
     epoch_starts_s: list[float] = field(default_factory=list)
+    _first_step: _Sums | None = None
     _run: _Sums = field(default_factory=_Sums)
     _interval: _Sums = field(default_factory=_Sums)
     _events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = field(default_factory=dict)
     _mark_s: float = 0.0
-    _first: bool = True
+    _epoch_starts: bool = True
 
     def start_epoch(self) -> None:
-        self._first, self._mark_s = True, time.perf_counter()
+        self._epoch_starts, self._mark_s = True, time.perf_counter()
 
     @contextlib.contextmanager
     def wait(self) -> Iterator[None]:
         """Around asking the loader for a batch."""
         start = time.perf_counter()
         yield
-        if self._first:
-            self.epoch_starts_s.append(time.perf_counter() - self._mark_s)
-            self._first, self._mark_s = False, time.perf_counter()
-        else:
-            self._interval.wait_s += time.perf_counter() - start
+        now = time.perf_counter()
+        self._interval.wait_s += now - start
+        if self._epoch_starts:
+            self.epoch_starts_s.append(now - self._mark_s)
+            self._epoch_starts = False
 
     def took(self, images: int, work_s: Mapping[str, float], ready: int | None) -> None:
         """What the loader tells of a batch: seconds of its work by stage, and how many more lie ready, if that is known."""
@@ -98,17 +100,17 @@ class StepClock:
         self._mark_s = now
         self._interval.steps += whole
         self._interval.images += images
+        if self._first_step is None:
+            self._take_events()
+            self._first_step, self._interval, self._mark_s = self._interval, _Sums(), time.perf_counter()
 
     def read(self) -> dict[str, float]:
-        """The rates since the last reading. Waits for the device: call it on log steps only."""
-        for name, pairs in self._events.items():
-            for start, end in pairs:
-                end.synchronize()
-                setattr(self._interval, name, getattr(self._interval, name) + start.elapsed_time(end) / 1e3)
-        self._events.clear()
+        """The rates since the last reading; of the first step, where there was no other. Waits for the device: call it on log
+        steps only."""
+        self._take_events()
         # What reading took belongs to no step.
         self._mark_s = time.perf_counter()
-        rates = self._interval.rates()
+        rates = self._or_first(self._interval).rates()
         self._run.add(self._interval)
         self._interval = _Sums()
         return rates
@@ -117,7 +119,17 @@ class StepClock:
         """The rates of the whole run, and the mean start of the epochs after the first (of the first, if alone)."""
         self.read()
         later = self.epoch_starts_s[1:] or self.epoch_starts_s
-        return self._run.rates() | {"loader/epoch_start_s": sum(later) / max(len(later), 1)}
+        return self._or_first(self._run).rates() | {"loader/epoch_start_s": sum(later) / max(len(later), 1)}
+
+    def _or_first(self, sums: _Sums) -> _Sums:
+        return sums if sums.wall_s or self._first_step is None else self._first_step
+
+    def _take_events(self) -> None:
+        for name, pairs in self._events.items():
+            for start, end in pairs:
+                end.synchronize()
+                setattr(self._interval, name, getattr(self._interval, name) + start.elapsed_time(end) / 1e3)
+        self._events.clear()
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
