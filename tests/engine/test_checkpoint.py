@@ -21,6 +21,9 @@ def test_round_trip_and_a_second_name_that_stays(tmp_path):
     assert checkpoint.load(best)["classes"] == ["crack"] and checkpoint.load(last)["classes"] == ["slag"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "last.pt"]
     assert torch.load(best, weights_only=True)["metrics"] == {"map": None}
+    checkpoint.publish(last, "best.pt")
+    os.truncate(last, 100)  # in place: a copy is not touched by it
+    assert checkpoint.load(best)["classes"] == ["slag"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -34,6 +37,9 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
             checkpoint.save(last, STATE | {"model": {"w": torch.zeros(10**6)}})
         assert checkpoint.load(last)["classes"] == ["crack"]
         assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+        checkpoint.save(last, STATE | {"model": {"w": torch.zeros(150_000)}})
+        best = checkpoint.publish(last, "best.pt")  # there is no room for a copy
+        assert best.samefile(last) and sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "last.pt"]
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 

@@ -29,6 +29,7 @@ from weldtrain.formats import open_reader, stamp
 from weldtrain.formats.pictures import OR_SKIP
 from weldtrain.formats.record import DROPPED, ERROR, Finding, Reader, Record, dropped_boxes
 from weldtrain.formats.splits import settle_splits
+from weldtrain.interruption import end_with_main_process, starting_processes
 from weldtrain.telemetry.console import followed
 from weldtrain.telemetry.machine import usable_cores
 
@@ -178,7 +179,9 @@ def _flatten_in_parallel(reader: Reader, what: str) -> list[dict]:
         # import no torch, so a process starts in half a second.
         try:
             with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep, (file.name,)) as pool:
-                return list(followed(pool.map(_flatten_kept, chunks), len(chunks), what))
+                with starting_processes("spawn"):
+                    parts = pool.map(_flatten_kept, chunks)
+                return list(followed(parts, len(chunks), what))
         except OSError as e:
             log.warning("no processes can be started (%s): reading in this one", e.strerror)
             return [_flatten(reader, range(n))]
@@ -192,6 +195,7 @@ _kept: Reader  # each process reads it once, not with every chunk
 
 def _keep(file: str) -> None:
     global _kept
+    end_with_main_process()
     with open(file, "rb") as f:
         _kept = pickle.load(f)
 

@@ -20,6 +20,7 @@ import torch
 from weldtrain.errors import DataError, TrainingError
 
 FORMAT = 2
+_MAKE_ROOM = "free some disk space; the last whole checkpoint is untouched"
 
 
 class Writer:
@@ -80,19 +81,24 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
                 os.unlink(out.name)
                 raise
     except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
-        raise TrainingError(f"the checkpoint cannot be written ({' '.join(str(e).split())})", path,
-                            "free some disk space; the last whole checkpoint is untouched") from e
+        raise TrainingError(f"the checkpoint cannot be written ({' '.join(str(e).split())})", path, _MAKE_ROOM) from e
 
 
 def publish(path: Path, name: str) -> Path:
-    """Gives the checkpoint at `path` a second name in the same folder, at once and without writing it again."""
-    target, temporary = path.with_name(name), path.with_name(f".{name}.link")
-    temporary.unlink(missing_ok=True)
+    """Copies the checkpoint at `path` under another name in its folder, so that damage to one leaves the other; where there is
+    no room for a copy it is a second name of the same file. Raises TrainingError where neither can be."""
+    target, temporary = path.with_name(name), path.with_name(f".{name}.copy")
     try:
-        os.link(path, temporary)
-    except OSError:  # some network and USB file systems have no hard links
-        shutil.copyfile(path, temporary)
-    os.replace(temporary, target)
+        try:
+            with open(path, "rb") as source, open(temporary, "wb") as out:
+                shutil.copyfileobj(source, out, 2**20)
+                os.fsync(out.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            os.link(path, temporary)
+        os.replace(temporary, target)
+    except OSError as e:
+        raise TrainingError(f"the checkpoint cannot be written ({e.strerror})", target, _MAKE_ROOM) from e
     return target
 
 
