@@ -22,8 +22,9 @@ STEADY = ("device=cpu", "trainer.cpu_threads=1", "trainer.precision=fp32", "trai
 @pytest.fixture
 def start(welds, cache, tmp_path):
     """Starts weldtrain on the small welds, alone or with ranks; returns the process."""
-    def started(*args, ranks=1, task="train", root=welds):
-        together = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] * (ranks > 1)
+    def started(*args, ranks=1, task="train", root=welds, restarts=0):
+        together = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}",
+                    f"--max-restarts={restarts}"] * (ranks > 1)
         env = os.environ | {"WELDTRAIN_CACHE": str(cache), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
         base = ["experiment=debug"] if task == "train" else [f"task={task}"]
         return subprocess.Popen(
@@ -93,6 +94,19 @@ def test_a_signal_to_all_leaves_a_checkpoint_of_one_step_and_the_same_command_go
     code, _, err = ended(start(*command, f"trainer.max_steps={step + 2}", ranks=2))
     assert code == 0 and re.search(rf"resumed from .* step {step} of", err), err
     assert checkpoint.load(last)["step"] == step + 2 and len(list(tmp_path.glob("outputs/*/*"))) == 1
+
+
+def test_after_a_rank_is_killed_torchrun_starts_them_again_and_the_run_goes_on(start, tmp_path):
+    process = start(*STEADY, "trainer.epochs=400", "trainer.max_steps=24", "loader.batch_size=2", "trainer.eval_every=400",
+                    ranks=2, restarts=1)
+    _wait_for(tmp_path, "last.pt")
+    (second,) = [p for p in psutil.Process(process.pid).children() if p.environ().get("RANK") == "1"]
+    second.kill()
+    code, _, err = ended(process)
+    assert code == 0, err
+    assert checkpoint.load(next(tmp_path.glob("outputs/**/last.pt")))["step"] == 24
+    assert int(re.search(r"resumed from .* step (\d+) of 24", err)[1]) > 0
+    assert len(list(tmp_path.glob("outputs/*/*"))) == 1 and [step for step, *_ in series(tmp_path)] == list(range(1, 25))
 
 
 def test_a_sweep_under_torchrun_is_refused(start):

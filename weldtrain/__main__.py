@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import hydra
@@ -23,13 +23,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from weldtrain import config, interruption, resuming
+from weldtrain import cluster, config, interruption, resuming
 from weldtrain.errors import ConfigError, WeldtrainError
 from weldtrain.overrides import check_override_keys, named, quoted_text
 
 # The place for results is full, or may not be written, or cannot be.
 _NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
              errno.ENAMETOOLONG)
+
+
+_PLUGINS = {"submitit": "slurm"}  # of Hydra, and the extra that holds it
 
 
 @hydra.main(version_base="1.3", config_path=str(config.CONF_DIR), config_name="config")
@@ -43,11 +46,15 @@ def _run(composed: DictConfig) -> float | None:
         cfg = config.validated(composed, runtime.cwd)
         if sweeping and cfg.resume == config.AUTO:
             raise ConfigError("does not say which run of a sweep", "resume=auto", "resume one by its directory, without -m")
-        resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
-        rank = int(os.environ.get("RANK", 0))
-        with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
-            task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
-            return task.run(cfg, record)
+        with cluster.place_in_cluster():
+            before = resuming.sound(Path(runtime.output_dir)) if cluster.submitted() and cfg.task == "train" else []
+            if before:
+                cfg = replace(cfg, resume=str(before[0]))
+            resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
+            rank = int(os.environ.get("RANK", 0))
+            with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
+                task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
+                return task.run(cfg, record)
     except Exception as error:
         if sweeping:  # Hydra notes the failure and goes on with the other jobs
             raise
@@ -131,6 +138,9 @@ def _hydra_line(error: Exception) -> str:
     given = re.match(r"Error merging override \+*([\w.]+)=(\S*)", lines[0])
     if given and given[1] in config.schema_keys():
         return f"{given[1]}: '{given[2]}' does not fit; it takes {config.takes(given[1])}"
+    absent = re.search(r"Could not (?:find|load) '(hydra/(?:launcher|sweeper))/([a-z]+)", lines[0])
+    if absent and absent[2] in _PLUGINS:
+        return f"{absent[1]}: its plug-in is not installed; pip install 'weldtrain[{_PLUGINS[absent[2]]}]'"
     if "Could not find '" in lines[0]:
         wanted = lines[0].split("Could not find '")[1].split("'")[0]
         group, _, choice = wanted.rpartition("/")

@@ -236,15 +236,19 @@ def run_stamp() -> str:
 
 
 def register(stamp: str | None = None) -> None:
-    """Makes the schema and the run directory's resolvers known to Hydra: `stamp` names it. May be called again."""
+    """Makes the schema known to Hydra, and the `stamp` that names the run's directory. May be called again."""
     from hydra.core.config_store import ConfigStore
 
+    global _stamp
+    _stamp = stamp
     ConfigStore.instance().store(name="schema", node=Config)
-    OmegaConf.register_new_resolver(
-        "weldtrain.run_name", lambda task, experiment: experiment or task, replace=True, use_cache=True
-    )
-    # Cached per run, and Hydra copies that cache to each job of a sweep: one name for the whole of it.
-    OmegaConf.register_new_resolver("weldtrain.run_stamp", lambda: stamp or run_stamp(), replace=True, use_cache=True)
+
+
+_stamp: str | None = None
+# Here, so that they are known in any process to which a launcher sends a job. Cached per run, and Hydra hands that cache to each
+# job of a sweep: one name for the whole of it.
+OmegaConf.register_new_resolver("weldtrain.run_name", lambda task, experiment: experiment or task, replace=True, use_cache=True)
+OmegaConf.register_new_resolver("weldtrain.run_stamp", lambda: _stamp or run_stamp(), replace=True, use_cache=True)
 
 
 def schema_keys() -> dict[str, dataclasses.Field]:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -70,16 +69,17 @@ def snapshot(value: Any) -> Any:
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Writes `state` to `path`. Raises TrainingError where that fails; an older file at `path` then stays."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as out:
-            try:
+        try:
+            with open(temporary, "wb") as out:
                 torch.save({"format": FORMAT, **state}, out)
                 out.flush()
                 os.fsync(out.fileno())
-                os.replace(out.name, path)
-            except BaseException:
-                os.unlink(out.name)
-                raise
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
         raise TrainingError(f"the checkpoint cannot be written ({' '.join(str(e).split())})", path, _MAKE_ROOM) from e
 
