@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import hydra
@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from weldtrain import cluster, config, interruption, resuming
+from weldtrain import config, interruption, resuming, sweep
 from weldtrain.errors import ConfigError, WeldtrainError
 from weldtrain.overrides import check_override_keys, named, quoted_text
 
@@ -37,27 +37,20 @@ _PLUGINS = {"submitit": "slurm"}  # of Hydra, and the extra that holds it
 
 @hydra.main(version_base="1.3", config_path=str(config.CONF_DIR), config_name="config")
 def _run(composed: DictConfig) -> float | None:
-    """One job: a single run, or one point of a sweep. Returns the objective of a sweep."""
+    """A single run, or one point of a sweep, of which it returns the objective."""
     from weldtrain.telemetry.record import Follower, RunRecord
 
-    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return sweep.job(composed, HydraConfig.get())
     try:
         runtime = HydraConfig.get().runtime
         cfg = config.validated(composed, runtime.cwd)
-        if sweeping and cfg.resume == config.AUTO:
-            raise ConfigError("does not say which run of a sweep", "resume=auto", "resume one by its directory, without -m")
-        with cluster.place_in_cluster():
-            before = resuming.sound(Path(runtime.output_dir)) if cluster.submitted() and cfg.task == "train" else []
-            if before:
-                cfg = replace(cfg, resume=str(before[0]))
-            resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
-            rank = int(os.environ.get("RANK", 0))
-            with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
-                task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
-                return task.run(cfg, record)
+        resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
+        rank = int(os.environ.get("RANK", 0))
+        with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
+            task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
+            return task.run(cfg, record)
     except Exception as error:
-        if sweeping:  # Hydra notes the failure and goes on with the other jobs
-            raise
         # SystemExit passes Hydra, which would print a line of its own before ours.
         raise SystemExit(_report(error)) from error
 
@@ -76,7 +69,7 @@ def main() -> None:
         check_override_keys(overrides)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor")):
+        if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor", "compare")):
             raise ConfigError("does not work under torchrun", "-m" if sweeping else "task", "start it alone")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
             overrides = [o for o in overrides if not o.startswith("resume=")] + ["resume=auto"]
@@ -97,11 +90,15 @@ def main() -> None:
         if not given.keys() & {"experiment", "dataset"}:
             # A folder is recognised; without one a first run needs no arguments and no GPU.
             overrides.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
+        if sweeping:
+            overrides = resuming.sweep(overrides, Path.cwd())
         # argparse wants them in one piece, and people write -m first, last or between.
         sys.argv[1:] = [*others, *overrides]
         _run()
         if ranks > 1:
             distributed.leave()
+        if sweep.unfinished:
+            sys.exit(1)
     except interruption.Interrupted as asked:
         if not int(os.environ.get("RANK", 0)):
             print(f"weldtrain: {asked}; what was written so far is complete", file=sys.stderr)

@@ -11,30 +11,27 @@ from weldtrain import interruption
 
 
 def submitted() -> bool:
-    """Whether this process is such a job. Its directory is its own: what lies there it wrote before it was queued again."""
+    """Whether this process is such a job. What lies in its directory it wrote before it was queued again."""
     return "SUBMITIT_EXECUTOR" in os.environ
 
 
 @contextlib.contextmanager
-def place_in_cluster() -> Iterator[None]:
-    """Meets the job's other tasks as ranks. At the signal that comes before the time is over, or where a more urgent job needs
-    the place, the run ends with a checkpoint and is queued again."""
+def place_in_cluster() -> Iterator[tuple[int, int]]:
+    """This task's rank, of how many, told to what it starts as torchrun would. At the signal that comes before the time is over,
+    or where a more urgent job needs the place, what happens inside is interrupted, and then the job is queued again."""
     if not submitted():
-        yield
+        yield 0, 1
         return
     import submitit
     from submitit.helpers import TorchDistributedEnvironment
 
-    from weldtrain.engine import distributed
-
-    if submitit.JobEnvironment().num_tasks > 1:
+    place = submitit.JobEnvironment()
+    if place.num_tasks > 1:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
-        distributed.join()
-    ending = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
+    ending = getattr(signal, f"SIG{place.USR_SIG}")
     queue_again = signal.getsignal(ending)
     interruption.listen(ending)
     try:
-        yield
-        distributed.leave()
+        yield place.global_rank, place.num_tasks
     except interruption.Interrupted as asked:
         queue_again(asked.number, None)

@@ -198,6 +198,11 @@ class DoctorConfig:
 
 
 @dataclass
+class SweepConfig:
+    objective: str = "val/map_50"
+
+
+@dataclass
 class Config:
     task: str = "train"
     seed: int = key(0, ge=0, lt=2**63)
@@ -206,6 +211,7 @@ class Config:
     cache_dir: str = "~/.cache/weldtrain"
     checkpoint: str | None = None
     resume: str | None = None
+    runs: str | None = None
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -215,6 +221,7 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 # What other trainers call a key, so that a habit finds its way.
@@ -225,7 +232,7 @@ ELSEWHERE = {
     "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val",
     "seed_everything": "seed", "conf": "evaluate.score_thresh",
 }
-PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "dataset.root")
+PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "dataset.root")
 AUTO = "auto"  # of `resume`: the newest run there is
 TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group")
 
@@ -368,6 +375,9 @@ def _check_range(name: str, value: Any, limits: dict[str, Any]) -> None:
             raise ConfigError(f"{v} is out of range", name, f"it must be {rule}")
 
 
+_OBJECTIVES = r"val/(map(_50|_75|_small|_medium|_large)?|mar|ap/.+|false_calls\w*)|images_per_s|train_s"
+
+
 def _check_together(cfg: Config) -> None:
     if cfg.model.max_size < cfg.model.min_size:
         raise ConfigError(
@@ -397,5 +407,10 @@ def _check_together(cfg: Config) -> None:
         raise ConfigError("names no class", "dataset.classes", "list every class, or set null to find them in the data")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
         raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")
+    if not re.fullmatch(_OBJECTIVES, cfg.sweep.objective):
+        raise ConfigError(f"'{cfg.sweep.objective}' is nothing a run is judged by", "sweep.objective",
+                          "for instance val/map_50, val/map, val/ap/CLASS, val/false_calls_per_picture, images_per_s, train_s")
+    if cfg.task == "compare" and cfg.runs is None:
+        raise ConfigError("not set", "runs", "give the directory of a sweep, or of several runs: runs=outputs/…")
     if cfg.task == "evaluate" and cfg.checkpoint is None:
         raise ConfigError("not set", "checkpoint", "give the model to judge: checkpoint=outputs/…/best.pt")

@@ -45,6 +45,7 @@ def listen(*numbers: int) -> None:
     for number in numbers:
         _listened.add(number)
         signal.signal(number, _receive)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # which whoever started this process may have held back
 
 
 def end_anyway(after_s: float) -> None:

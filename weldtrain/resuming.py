@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import yaml
 
 from weldtrain import config
-from weldtrain.errors import DataError
+from weldtrain.errors import ConfigError, DataError
 from weldtrain.locks import lock
 from weldtrain.overrides import named, quoted
 from weldtrain.telemetry.record import METRICS
 
-_MADE_OF = "provenance.json"  # written once a run trains: unlike Hydra's record of its overrides not by one that is refused
+_PLACES = {"resume", "hydra.run.dir", "hydra.output_subdir"}
+_SWEPT = "multirun.yaml"  # written by Hydra
+MADE_OF = "provenance.json"  # written once a run trains: unlike Hydra's record of its overrides not by one that is refused
 
 
 class Resumption(NamedTuple):
@@ -53,7 +55,42 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
     if not path.is_file():
         raise DataError("no such checkpoint", path, "give the path of a best.pt or last.pt, a run directory, or auto")
     run_dir = path.parent.parent
-    return Resumption(path, run_dir if (run_dir / _MADE_OF).is_file() and path.parent.name == "checkpoints" else None)
+    return Resumption(path, run_dir if (run_dir / MADE_OF).is_file() and path.parent.name == "checkpoints" else None)
+
+
+def sweep(overrides: Sequence[str], cwd: Path) -> list[str]:
+    """The command of a sweep, and where it has `resume` the directory that it goes on in: auto is the newest of the same command.
+
+    Raises ConfigError for a sweeper that cannot go on so, and for a directory that is not a sweep's.
+    """
+    given = named(overrides)
+    wanted = given.get("resume", "null")
+    if wanted == "null" or (wanted == config.AUTO and "hydra.sweep.dir" in given):
+        return [*overrides]
+    if given.get("hydra/sweeper", "basic") != "basic":
+        raise ConfigError("is not for a sweeper that draws its trials", "resume",
+                          "a study goes on by hydra.sweeper.storage=sqlite:///FILE hydra.sweeper.study_name=NAME")
+    if wanted == config.AUTO:
+        folders = Path(config.absolute(given.get("output_dir", "outputs"), cwd)).glob(f"*/*/{_SWEPT}")
+        own = sorted(o for o in overrides if not o.startswith(("resume=", "hydra")))
+        for file in sorted(folders, key=lambda f: f.stat().st_mtime_ns, reverse=True):
+            if sorted(o for o in _swept(file)[0] if not o.startswith("resume=")) == own:
+                return [*overrides, f"hydra.sweep.dir={quoted(str(file.parent))}"]
+        return [*overrides]
+    file = Path(config.absolute(wanted, cwd)) / _SWEPT
+    if not file.is_file():
+        raise ConfigError("is not the directory of a sweep", "resume", "give one, or auto; resume a single run without -m")
+    before, before_cwd = _swept(file)
+    kept = [f"{name}={quoted(config.absolute(value, before_cwd))}" if name in config.PATH_KEYS else f"{name}={value}"
+            for name, _, value in (o.partition("=") for o in before) if name.lstrip("+") not in given]
+    own = [o for o in overrides if not o.startswith("resume=")]
+    return [*kept, *own, "resume=auto", f"hydra.sweep.dir={quoted(str(file.parent))}"]
+
+
+def _swept(file: Path) -> tuple[list[str], str]:
+    """A sweep's own overrides, and the folder where that command was given."""
+    saved = yaml.safe_load(file.read_text("utf-8"))["hydra"]
+    return saved["overrides"]["task"], saved["runtime"]["cwd"]
 
 
 def sound(run_dir: Path) -> list[Path]:
@@ -68,7 +105,7 @@ def _checkpoints(run_dir: Path) -> list[Path]:
 
 def command(overrides: Sequence[str], found: Resumption) -> list[str]:
     """The overrides of the run that is resumed, and over them those of this command line."""
-    superseded = named(overrides).keys() | {"resume", "hydra.run.dir", "hydra.output_subdir"}
+    superseded = named(overrides).keys() | _PLACES
     kept = []
     if found.run_dir is not None:
         saved = _config_of(found.run_dir)
@@ -93,7 +130,7 @@ def _runs(given: dict[str, str], cwd: Path) -> Iterator[Path]:
         output_dir = Path(config.absolute(given.get("output_dir", "outputs"), cwd))
         folders = sorted(output_dir.glob(f"{given.get('experiment', '*')}/*"), key=lambda folder: folder.name, reverse=True)
     for folder in folders:
-        if (folder / METRICS).is_file() and (folder / _MADE_OF).is_file():
+        if (folder / METRICS).is_file() and (folder / MADE_OF).is_file():
             with open(folder / METRICS) as file:
                 free = lock(file.fileno(), exclusive=True, wait=False) is not False
             if free and _same_task(given, folder, cwd):
@@ -113,7 +150,12 @@ def _same_task(given: dict[str, str], run_dir: Path, cwd: Path) -> bool:
 
 def _command_of(run_dir: Path) -> list[str]:
     """The overrides a run was started with."""
-    return [a for a in json.loads((run_dir / _MADE_OF).read_text("utf-8"))["command"][1:] if "=" in a and not a.startswith("-")]
+    return [a for a in json.loads((run_dir / MADE_OF).read_text("utf-8"))["command"][1:] if "=" in a and not a.startswith("-")]
+
+
+def own_overrides(command: Sequence[str]) -> list[str]:
+    """Of a run's command what says what it does, not where it does it."""
+    return [a for a in command[1:] if "=" in a and named([a]).keys().isdisjoint(_PLACES)]
 
 
 def _config_of(run_dir: Path) -> dict[str, Any]:

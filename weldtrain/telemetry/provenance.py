@@ -18,7 +18,7 @@ def provenance(**known: Any) -> dict[str, Any]:
     return {
         "command": sys.argv,
         **known,
-        "git": _git(),
+        "git": git(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor(),
@@ -27,7 +27,15 @@ def provenance(**known: Any) -> dict[str, Any]:
     }
 
 
-def _git() -> dict[str, Any] | None:
+def version() -> str | None:
+    """Of this package; None where it is not installed."""
+    try:
+        return importlib.metadata.version("weldtrain")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git() -> dict[str, Any] | None:
     """The commit of the code and the files that differ from it; None where it is no checkout."""
     def said(*command: str) -> str:
         here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}

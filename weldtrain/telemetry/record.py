@@ -25,7 +25,8 @@ from weldtrain.locks import lock
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+DONE = "done"  # the status of a run that reached its end
 
 
 class RunRecord:
@@ -71,7 +72,7 @@ class RunRecord:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
-            status = "done"
+            status = DONE
         elif issubclass(kind, KeyboardInterrupt):
             status = "interrupted"
         else:
@@ -79,7 +80,7 @@ class RunRecord:
             log.error("the run failed", exc_info=error)
         known = {"status": status, "run_dir": str(self.dir)} | ({"error": str(error)} if status == "failed" else {})
         if not self.unchanged:
-            self.write("summary.json", known | self.summary)
+            self.write(SUMMARY, known | self.summary)
         self._jsonl.close()
         if self._tensorboard is not None:
             self._tensorboard.close()

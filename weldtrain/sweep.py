@@ -1,0 +1,146 @@
+"""Sweeps: each job is a run in a process of its own, whatever launcher starts it. So nothing leaks from one to the next, what
+kills one stops no other, and a job gives what the same command gives alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from weldtrain import cluster, config, resuming
+from weldtrain.errors import WeldtrainError, one_line
+from weldtrain.interruption import end_with_main_process, starting_processes
+from weldtrain.overrides import named, quoted
+from weldtrain.telemetry.record import DONE, SUMMARY
+
+log = logging.getLogger(__name__)
+
+# Of the sweep, not of a job's own command.
+_OF_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.launcher", "hydra/launcher", "hydra.sweeper", "hydra/sweeper", "hydra.run.dir")
+unfinished = 0  # jobs of the last sweep of this process
+
+
+def job(composed: DictConfig, hydra: DictConfig) -> float:
+    """Runs one job; returns its objective, the worst there is where it has none, so that a failure stops no sweeper."""
+    run_dir, cwd = Path(hydra.runtime.output_dir), hydra.runtime.cwd
+    own = [o for o in (*hydra.overrides.task, *hydra.overrides.hydra) if not o.lstrip("+~").startswith(_OF_SWEEP)]
+    going_on = named(own).get("resume") == config.AUTO
+    own = [o for o in own if o.partition("=")[0].lstrip("+") != "resume"]
+    with cluster.place_in_cluster() as (rank, ranks):
+        ended = None
+        if rank == 0:
+            ended = _before(run_dir, own, composed, cwd) if going_on or cluster.submitted() else None
+            if ended == DONE and ranks == 1:
+                print(f"job {hydra.job.num}: done before, kept", file=sys.stderr)
+                return _objective(run_dir, composed)
+        command = [*own, f"resume={quoted(str(run_dir))}"] if ended else [*own, f"hydra.run.dir={quoted(str(run_dir))}"]
+        process = get_context("spawn").Process(target=_alone, args=(command, cwd, run_dir), name=f"weldtrain-job-{hydra.job.num}")
+        with starting_processes("spawn"):
+            process.start()
+        with _asked_to_end_together(process):
+            process.join()
+    if rank == 0:
+        _tell_of_a_kill(run_dir, process.exitcode)
+    return _objective(run_dir, composed)
+
+
+@contextlib.contextmanager
+def _asked_to_end_together(process) -> Iterator[None]:
+    """A signal that reaches this process alone reaches the job's as well, which then writes a checkpoint."""
+    try:
+        yield
+    except KeyboardInterrupt as asked:
+        if process.is_alive():
+            os.kill(process.pid, getattr(asked, "number", signal.SIGINT))
+        process.join()
+        raise
+
+
+def _alone(command: list[str], cwd: str, run_dir: Path) -> None:
+    """The job's process: what `weldtrain` does with its command. An error before there was a run to tell of it is told here."""
+    from weldtrain.__main__ import main
+
+    end_with_main_process()
+    os.chdir(cwd)
+    sys.argv[1:] = command
+    try:
+        main()
+    except SystemExit as end:
+        error = end.__cause__ or end.__context__
+        if end.code and isinstance(error, Exception) and not (run_dir / SUMMARY).exists():
+            with open(run_dir / "run.log", "a", encoding="utf-8") as file:
+                traceback.print_exception(error, file=file)
+            _write(run_dir, {"status": "failed", "error": one_line(str(error))})
+        raise
+
+
+def _tell_of_a_kill(run_dir: Path, code: int) -> None:
+    """Of a process that could not do so itself."""
+    if code in (0, None) or (code > 0 and (run_dir / SUMMARY).exists()):
+        return
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
+    how += ", for want of memory?" * (code == -signal.SIGKILL)
+    print(f"weldtrain: {run_dir}: {how}", file=sys.stderr)
+    _write(run_dir, _summary(run_dir) | {"status": "failed", "error": how})
+
+
+def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -> str | None:
+    """The status of what this very job has left in its directory; None, and nothing is left, where it must begin anew."""
+    from weldtrain.data.indexing import open_index
+    from weldtrain.telemetry.provenance import git, version
+
+    try:
+        made = json.loads((run_dir / resuming.MADE_OF).read_text("utf-8"))
+        same = sorted(resuming.own_overrides(made["command"])) == sorted(command)
+        same = same and (made["git"], made["packages"].get("weldtrain")) == (git(), version())
+        if same and resuming.sound(run_dir):
+            cfg = config.validated(composed, cwd)
+            if made["data"] == open_index(cfg.dataset, cfg.cache_dir).stamp:
+                return _summary(run_dir).get("status", "killed")
+    except (OSError, ValueError, KeyError, WeldtrainError):
+        pass  # nothing that could be gone on with
+    for path in run_dir.iterdir():
+        if path.name != ".hydra":  # which is this start's
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return None
+
+
+def _objective(run_dir: Path, composed: DictConfig) -> float:
+    from weldtrain.tasks.compare import objective_of, worst
+
+    value = objective_of(_summary(run_dir), composed.sweep.objective)
+    return worst(composed.sweep.objective) if value is None else value
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run_dir / SUMMARY).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(run_dir: Path, summary: dict[str, Any]) -> None:
+    (run_dir / SUMMARY).write_text(json.dumps({"run_dir": str(run_dir), **summary}, indent=2) + "\n", "utf-8")
+
+
+class Conclusion(Callback):
+    """Called by Hydra: the table of all jobs at a sweep's end."""
+
+    def on_multirun_end(self, config: DictConfig, **more: Any) -> None:
+        global unfinished
+        from weldtrain.tasks.compare import compare
+
+        unfinished = compare(Path(config.hydra.sweep.dir), config.sweep.objective)

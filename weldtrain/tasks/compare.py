@@ -1,0 +1,176 @@
+"""task=compare: the runs of a sweep, or of any folder, in one table: the best, whether beyond the noise, and by which key."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from weldtrain.config import Config, flat
+from weldtrain.errors import DataError
+from weldtrain.metrics.comparison import Group, group, importance, ties
+from weldtrain.telemetry import report
+from weldtrain.telemetry.charts import bar_rows, parallel_axes
+from weldtrain.telemetry.console import figure, table
+from weldtrain.telemetry.record import DONE, SUMMARY, RunRecord
+
+# Keys that say where a run is and not what it does.
+_PLACES = ("output_dir", "cache_dir", "resume", "checkpoint", "task", "runs")
+_SEED = "seed"
+_LESS_IS_BETTER = ("train_s", "false_calls")
+_AXES = 8
+
+
+@dataclass
+class Run:
+    """`keys` are its settings by dotted key, empty where it failed before they were known."""
+
+    dir: Path
+    status: str
+    error: str
+    objective: float | None
+    summary: Mapping[str, Any]
+    keys: Mapping[str, Any]
+
+
+def run(cfg: Config, record: RunRecord) -> None:
+    """Compares the runs below `runs`. Raises DataError if there are none."""
+    failed = compare(Path(cfg.runs), cfg.sweep.objective, record.dir)
+    record.summary |= {"runs": cfg.runs, "unfinished": failed}
+
+
+def compare(folder: Path, objective: str, place: Path | None = None) -> int:
+    """Prints the table of the training runs below `folder`, writes sweep.csv and sweep.html into `place`, by default there;
+    returns how many runs have no result. Raises DataError if there are no runs."""
+    runs = [found for file in sorted(folder.glob(f"**/{SUMMARY}")) if (found := _run(file, objective))]
+    if not runs:
+        raise DataError("no training run with a summary.json in it", folder, "give the directory of a sweep, or output_dir")
+    varied = _varied(runs)
+    sign = -1.0 if _minimised(objective) else 1.0
+    values = [math.nan if r.objective is None else sign * r.objective for r in runs]
+    settings = [tuple(str(r.keys.get(key)) for key in varied if key != _SEED) for r in runs]
+    groups = group(settings, values)
+    tied = ties(groups, values)
+    weights = importance({key: [r.keys.get(key) for r in runs] for key in varied if key != _SEED}, values)
+    order = sorted(range(len(runs)), key=lambda i: -values[i] if math.isfinite(values[i]) else math.inf)
+
+    rows = [_row(runs[i], varied, folder) for i in order]
+    table(f"{len(runs)} runs by {objective}", ("run", *varied, objective, "images/s", "s", "status"),
+          [(r["run"], *(r[key] for key in varied), r["objective"], r["images_per_s"], r["train_s"], r["status"]) for r in rows])
+    repeated = any(len(g.members) > 1 for g in groups)
+    if repeated:
+        names = [key for key in varied if key != _SEED]
+        table("seeds together", (*names, "seeds", f"{objective}, 95 % interval", ""),
+              [(*settings[g.members[0]], len(g.members), _interval(g, sign), "a tie" if tie and g is not groups[0] else "")
+               for g, tie in zip(groups, tied)])
+    verdict = _verdict(runs, groups, tied, settings, [key for key in varied if key != _SEED], objective, sign)
+    for r in rows:
+        if r["error"]:
+            print(f"run {r['run']}: {r['error']}")
+    print(verdict)
+
+    place = place or folder
+    with open(place / "sweep.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["run", *varied, "objective", "images_per_s", "train_s", "status", "error", "dir"])
+        writer.writeheader()
+        writer.writerows(rows)
+    report.render(
+        "sweep.html", place / "sweep.html", title="weldtrain: sweep", folder=str(folder), objective=objective, verdict=verdict,
+        rows=rows, varied=varied, groups=[{"keys": settings[g.members[0]], "n": len(g.members), "text": _interval(g, sign),
+                                           "tie": bool(tie) and g is not groups[0]} for g, tie in zip(groups, tied)],
+        names=[key for key in varied if key != _SEED], repeated=repeated,
+        bars=bar_rows({key: 100 * share for key, share in weights.items()}) if weights else [],
+        axes=parallel_axes([*list(weights)[: _AXES - 1], objective],
+                           [[*(runs[i].keys.get(key) for key in list(weights)[: _AXES - 1]), runs[i].objective]
+                            for i in reversed(order) if runs[i].objective is not None]),
+    )
+    print(f"table:  {place / 'sweep.csv'}\nreport: {place / 'sweep.html'}")
+    return sum(r.status != DONE for r in runs)
+
+
+def objective_of(summary: Mapping[str, Any], name: str) -> float | None:
+    """The value of an objective such as val/map_50, val/ap/crack or images_per_s; None where a run has none."""
+    _, _, metric = name.rpartition("val/")
+    if metric.startswith("ap/"):
+        value = summary.get("per_class_ap", {}).get(metric[3:])
+    else:
+        value = summary.get(metric)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def worst(objective: str) -> float:
+    """What a run without a result is worth to a sweeper."""
+    return math.inf if _minimised(objective) else -math.inf
+
+
+def _minimised(objective: str) -> bool:
+    return objective.rpartition("/")[2].startswith(_LESS_IS_BETTER)
+
+
+def _run(file: Path, objective: str) -> Run | None:
+    try:
+        summary = json.loads(file.read_text("utf-8"))
+        config = file.with_name("config.yaml")
+        keys = flat(yaml.safe_load(config.read_text("utf-8"))) if config.exists() else {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    if keys.get("task", "train") != "train" or "status" not in summary:
+        return None
+    status = summary["status"]
+    return Run(file.parent, status, summary.get("error", ""), objective_of(summary, objective) if status == DONE else None,
+               summary, keys or _asked_for(file.parent))
+
+
+def _asked_for(run_dir: Path) -> dict[str, Any]:
+    """The overrides of a job that was refused before its settings were complete."""
+    try:
+        overrides = yaml.safe_load((run_dir / ".hydra" / "overrides.yaml").read_text("utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return {key.lstrip("+"): yaml.safe_load(value) for key, _, value in (o.partition("=") for o in overrides)}
+
+
+def _varied(runs: list[Run]) -> list[str]:
+    """The keys in which the runs differ."""
+    complete = [r.keys for r in runs if "task" in r.keys] or [r.keys for r in runs]
+    keys = dict.fromkeys(key for known in complete for key in known if key not in _PLACES)
+    found = [key for key in keys if len({str(known.get(key)) for known in complete}) > 1]
+    asked = {key for r in runs if "task" not in r.keys for key in r.keys if key in keys}
+    return found + [key for key in keys if key in asked - set(found) and
+                    len({str(r.keys[key]) for r in runs if key in r.keys}) > 1]
+
+
+def _row(run: Run, varied: list[str], folder: Path) -> dict[str, Any]:
+    rate, seconds = run.summary.get("images_per_s"), run.summary.get("train_s")
+    return {
+        "run": str(run.dir.relative_to(folder)), **{key: run.keys.get(key, "") for key in varied},
+        "objective": figure(run.objective),
+        "images_per_s": "n/a" if rate is None else f"{rate:.1f}", "train_s": "n/a" if seconds is None else f"{seconds:.0f}",
+        "status": run.status, "error": run.error, "dir": str(run.dir),
+    }
+
+
+def _interval(g: Group, sign: float) -> str:
+    return f"{sign * g.mean:.3f}" + (f" ± {g.half_width:.3f}" if g.half_width is not None else "")
+
+
+def _verdict(runs: list[Run], groups: list[Group], tied: list[bool | None], settings: list[tuple[str, ...]], names: list[str],
+             objective: str, sign: float) -> str:
+    if not groups:
+        return "No run has a result."
+    best = groups[0]
+    what = ", ".join(f"{key}={value}" for key, value in zip(names, settings[best.members[0]])) or str(runs[best.members[0]].dir)
+    text = f"Best by {objective}: {what} ({_interval(best, sign)})."
+    equals = sum(bool(tie) for tie in tied[1:])
+    if equals:
+        text += f" Its lead over {equals} other{'s' if equals > 1 else ''} is within the noise of the seeds: a tie."
+    elif tied[-1] is None and len(groups) > 1:
+        text += " How much of its lead is noise is not known: repeat with seed=1,2,3."
+    failed = sum(r.status != DONE for r in runs)
+    return text + (f" {failed} of {len(runs)} runs have no result." if failed else "")
