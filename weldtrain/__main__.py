@@ -32,7 +32,7 @@ _NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
              errno.ENAMETOOLONG)
 
 
-_PLUGINS = {"submitit": "slurm"}  # of Hydra, and the extra that holds it
+_PLUGINS = {"submitit": "slurm", "joblib": "sweep", "optuna": "sweep", "ray": "ray"}  # of Hydra, and the extra that holds it
 
 
 @hydra.main(version_base="1.3", config_path=str(config.CONF_DIR), config_name="config")

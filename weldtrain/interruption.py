@@ -97,13 +97,15 @@ def starting_processes(method: str | None = None) -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_with_main_process() -> None:
-    """Called in a worker process: it ends when the one that started it does, however that comes about."""
+def end_with_main_process(sentinel: int | None = None) -> None:
+    """Called in a process that another started: it ends when that one does, however that comes about. `sentinel` is the end of a
+    pipe that closes then; multiprocessing's own is known."""
     def watch(sentinel: int) -> None:
         connection.wait([sentinel])
         os._exit(1)
 
-    threading.Thread(target=watch, args=(multiprocessing.parent_process().sentinel,), name="weldtrain-end", daemon=True).start()
+    sentinel = multiprocessing.parent_process().sentinel if sentinel is None else sentinel
+    threading.Thread(target=watch, args=(sentinel,), name="weldtrain-end", daemon=True).start()
 
 
 def came() -> int | None:

@@ -4,16 +4,14 @@ kills one stops no other, and a job gives what the same command gives alone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +45,36 @@ def job(composed: DictConfig, hydra: DictConfig) -> float:
                 print(f"job {hydra.job.num}: done before, kept", file=sys.stderr)
                 return _objective(run_dir, composed)
         command = [*own, f"resume={quoted(str(run_dir))}"] if ended else [*own, f"hydra.run.dir={quoted(str(run_dir))}"]
-        process = get_context("spawn").Process(target=_alone, args=(command, cwd, run_dir), name=f"weldtrain-job-{hydra.job.num}")
-        with starting_processes("spawn"):
-            process.start()
-        with _asked_to_end_together(process):
-            process.join()
+        code = _wait_for(command, cwd, run_dir)
     if rank == 0:
-        _tell_of_a_kill(run_dir, process.exitcode)
+        _tell_of_a_kill(run_dir, code)
     return _objective(run_dir, composed)
 
 
-@contextlib.contextmanager
-def _asked_to_end_together(process) -> Iterator[None]:
-    """A signal that reaches this process alone reaches the job's as well, which then writes a checkpoint."""
+def _wait_for(command: list[str], cwd: str, run_dir: Path) -> int:
+    """Starts the job's process and returns its exit code. A signal that reaches this process alone reaches that one as well,
+    which then writes a checkpoint."""
+    ours, theirs = os.pipe()  # the job sees its end close when this process is gone
     try:
-        yield
-    except KeyboardInterrupt as asked:
-        if process.is_alive():
-            os.kill(process.pid, getattr(asked, "number", signal.SIGINT))
-        process.join()
-        raise
+        with starting_processes("fork"):
+            process = subprocess.Popen([sys.executable, "-m", "weldtrain.sweep", str(ours), str(run_dir), *command], cwd=cwd,
+                                       pass_fds=[ours])
+        try:
+            return process.wait()
+        except KeyboardInterrupt as asked:
+            process.send_signal(getattr(asked, "number", signal.SIGINT))
+            process.wait()
+            raise
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
-def _alone(command: list[str], cwd: str, run_dir: Path) -> None:
+def _alone(sentinel: int, run_dir: Path, command: list[str]) -> None:
     """The job's process: what `weldtrain` does with its command. An error before there was a run to tell of it is told here."""
     from weldtrain.__main__ import main
 
-    end_with_main_process()
-    os.chdir(cwd)
+    end_with_main_process(sentinel)
     sys.argv[1:] = command
     try:
         main()
@@ -144,3 +144,7 @@ class Conclusion(Callback):
         from weldtrain.tasks.compare import compare
 
         unfinished = compare(Path(config.hydra.sweep.dir), config.sweep.objective)
+
+
+if __name__ == "__main__":
+    _alone(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
