@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from weldtrain import resuming
+from weldtrain.engine import pruning
 from weldtrain.errors import ConfigError, DataError
-from weldtrain.tasks.compare import compare, objective_of, worst
+from weldtrain.metrics.comparison import objective_of, worst
+from weldtrain.tasks.compare import compare
 
 
 @pytest.fixture
@@ -115,6 +117,30 @@ def test_the_plugins_start_the_same_jobs(start, tmp_path, plugin, more):
     _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert [row["status"] for row in rows(tmp_path).values()] == ["done", "done"]
+
+
+def test_a_trial_that_is_worse_than_most_were_is_ended_early(tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    storage = f"sqlite:///{tmp_path}/study.db"
+    study = optuna.create_study(study_name="a", storage=storage, direction="maximize")
+
+    def trial(lr):
+        asked = study.ask({"optimizer.lr": optuna.distributions.UniformDistribution(lr, lr + 1e-9)})
+        value = asked.params["optimizer.lr"]
+        told = pruning.study_of({"storage": storage, "study_name": "a"}, [f"optimizer.lr={value}", "seed=1"])
+        monkeypatch.setenv(pruning.STUDY, told[pruning.STUDY])
+        return asked, pruning.Pruner("val/map_50")
+
+    for lr in (0.1, 0.2, 0.3, 0.4, 0.5):
+        asked, pruner = trial(lr)
+        assert not any(pruner.hopeless(epoch, {"map_50": 0.5}) for epoch in (1, 2, 3))
+        study.tell(asked, 0.5)
+    _, bad = trial(0.6)
+    assert not bad.hopeless(1, {"map_50": 0.1}) and not bad.hopeless(2, {"map_50": None}) and bad.hopeless(2, {"map_50": 0.1})
+    _, good = trial(0.7)
+    assert not any(good.hopeless(epoch, {"map_50": 0.9}) for epoch in (1, 2, 3))
+    monkeypatch.delenv(pruning.STUDY)
+    assert not pruning.Pruner("val/map_50").hopeless(2, {"map_50": 0.0}) and pruning.study_of({}, []) == {}
 
 
 def made(folder, name, status="done", error="", **keys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import logging
 import os
 import re
 import signal
@@ -100,6 +101,7 @@ def main() -> None:
         if sweep.unfinished:
             sys.exit(1)
     except interruption.Interrupted as asked:
+        logging.disable(logging.INFO)  # torch tells figures of its own at the end, to whatever Hydra has set up by then
         if not int(os.environ.get("RANK", 0)):
             print(f"weldtrain: {asked}; what was written so far is complete", file=sys.stderr)
         sys.exit(asked.exit_code)

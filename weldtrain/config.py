@@ -25,7 +25,7 @@ from weldtrain.errors import ConfigError
 
 # In a wheel the configs lie inside the package, in a checkout beside it.
 CONF_DIR = next(p for p in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf") if p.is_dir())
-GROUPS = ("task", "dataset", "loader", "augment", "model", "optimizer", "scheduler", "trainer", "experiment")
+GROUPS = ("task", "dataset", "loader", "augment", "model", "optimizer", "scheduler", "trainer", "sweep", "experiment")
 
 
 def key(default: Any, **limits: Any) -> Any:

@@ -40,6 +40,10 @@ class TrainingError(WeldtrainError):
     """The run itself failed: a non-finite loss, a lost worker, a full disk."""
 
 
+class WorkerError(TrainingError):
+    """A worker of the loader died or hangs; the run itself is whole."""
+
+
 def one_line(text: str) -> str:
     """Text from files and libraries as a terminal can show it: no line breaks, no control characters, no broken bytes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))

@@ -88,13 +88,26 @@ def starting_processes(method: str | None = None) -> Iterator[None]:
     terminals and schedulers send to all of a process group. This process decides what comes of those, and does not raise
     half-way through."""
     if (method or multiprocessing.get_start_method()) != "fork":
-        resource_tracker.ensure_running()  # as these methods do themselves, and then let the signals in again
+        # As these methods do themselves, and then let the signals in again. It warns of the locks that a killed run leaves to it.
+        with _environment(PYTHONWARNINGS="ignore:resource_tracker"):
+            resource_tracker.ensure_running()
     with deferred():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _listened)
         try:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def end_with_main_process(sentinel: int | None = None) -> None:
@@ -119,6 +132,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
     def again(number: int, frame: FrameType | None) -> None:
         if time.monotonic() - first_s > _TWICE_S:
+            os.write(2, b"weldtrain: ended at once\n")
             os._exit(128 + number)
 
     for each in _listened:

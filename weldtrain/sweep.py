@@ -19,10 +19,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from weldtrain import cluster, config, resuming
+from weldtrain.engine.pruning import study_of
 from weldtrain.errors import WeldtrainError, one_line
 from weldtrain.interruption import end_with_main_process, starting_processes
+from weldtrain.metrics.comparison import objective_of, worst
 from weldtrain.overrides import named, quoted
-from weldtrain.telemetry.record import DONE, SUMMARY
+from weldtrain.telemetry.record import FINISHED, SUMMARY
 
 log = logging.getLogger(__name__)
 
@@ -41,24 +43,24 @@ def job(composed: DictConfig, hydra: DictConfig) -> float:
         ended = None
         if rank == 0:
             ended = _before(run_dir, own, composed, cwd) if going_on or cluster.submitted() else None
-            if ended == DONE and ranks == 1:
+            if ended in FINISHED and ranks == 1:
                 print(f"job {hydra.job.num}: done before, kept", file=sys.stderr)
                 return _objective(run_dir, composed)
         command = [*own, f"resume={quoted(str(run_dir))}"] if ended else [*own, f"hydra.run.dir={quoted(str(run_dir))}"]
-        code = _wait_for(command, cwd, run_dir)
+        code = _wait_for(command, cwd, run_dir, study_of(hydra.sweeper, own))
     if rank == 0:
         _tell_of_a_kill(run_dir, code)
     return _objective(run_dir, composed)
 
 
-def _wait_for(command: list[str], cwd: str, run_dir: Path) -> int:
+def _wait_for(command: list[str], cwd: str, run_dir: Path, environment: dict[str, str]) -> int:
     """Starts the job's process and returns its exit code. A signal that reaches this process alone reaches that one as well,
     which then writes a checkpoint."""
     ours, theirs = os.pipe()  # the job sees its end close when this process is gone
     try:
         with starting_processes("fork"):
             process = subprocess.Popen([sys.executable, "-m", "weldtrain.sweep", str(ours), str(run_dir), *command], cwd=cwd,
-                                       pass_fds=[ours])
+                                       pass_fds=[ours], env=os.environ | environment)
         try:
             return process.wait()
         except KeyboardInterrupt as asked:
@@ -119,8 +121,6 @@ def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -
 
 
 def _objective(run_dir: Path, composed: DictConfig) -> float:
-    from weldtrain.tasks.compare import objective_of, worst
-
     value = objective_of(_summary(run_dir), composed.sweep.objective)
     return worst(composed.sweep.objective) if value is None else value
 
@@ -138,6 +138,9 @@ def _write(run_dir: Path, summary: dict[str, Any]) -> None:
 
 class Conclusion(Callback):
     """Called by Hydra: the table of all jobs at a sweep's end."""
+
+    def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
+        Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)  # where a sweeper may keep its study
 
     def on_multirun_end(self, config: DictConfig, **more: Any) -> None:
         global unfinished

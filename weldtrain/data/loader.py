@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from weldtrain.data.buffers import SharedBuffers, keep_pages
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.sampler import Key, Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
-from weldtrain.errors import ConfigError, DataError, TrainingError
+from weldtrain.errors import ConfigError, DataError, WorkerError
 from weldtrain.interruption import end_with_main_process, starting_processes
 from weldtrain.telemetry.machine import memory_available, usable_cores
 
@@ -40,6 +41,11 @@ AHEAD_SHARE = 0.25  # of each of the two loaders of a run
 # In the trainer's hands: the batch of this step and the one before. Beside a worker's own that it has ahead.
 _IN_USE = 2
 _TARGET_BYTES = 2**20  # of a batch's boxes; memory that is not touched costs nothing
+_CAUSES = {
+    "Killed": "for want of memory, most often: fewer workers or a smaller batch; loader=simple shows the cause",
+    "Segmentation fault": "a library crashed on that picture, most often: task=check finds it, loader=simple shows where",
+    "Bus error": "a file became shorter while it was read: is cache_dir full, or was a picture replaced? loader.cache=none",
+}
 _FILES_OF_WORKER, _FILES_BESIDE = 8, 128  # that a run has open
 
 
@@ -163,16 +169,16 @@ class Loader:
     def _explained(self, error: Exception) -> Exception:
         text = " ".join(str(error).split())
         if isinstance(error, TimeoutError) or "timed out" in text:
-            return TrainingError(
+            return WorkerError(
                 f"no batch came from the workers within {self.plan.timeout_s:g} s{self._were_reading()}", "loader.timeout_s",
-                "slow storage or very large pictures: raise it",
+                "slow storage or very large pictures: raise it; a worker that was stopped: let it go on, or end it",
             )
         lost = isinstance(error, (ConnectionError, EOFError))  # while torch fetched a batch from it
-        if lost or "exited unexpectedly" in text or "killed by signal" in text:
-            return TrainingError(
-                f"a loader worker died ({text or type(error).__name__}){self._were_reading(text)}", "loader.num_workers",
-                "out of memory: fewer workers or a smaller batch; loader=simple shows the cause",
-            )
+        killed = re.search(r"killed by signal: ([\w ]+)", text)
+        if lost or killed or "exited unexpectedly" in text:
+            how = killed[1] if killed else text.partition(" Details")[0] or type(error).__name__
+            return WorkerError(f"a loader worker died ({how}){self._were_reading(text)}", "loader.num_workers",
+                               _CAUSES.get(how, _CAUSES["Killed"]))
         return error
 
     def _were_reading(self, text: str = "") -> str:
@@ -231,15 +237,15 @@ def plan(cfg: LoaderConfig, device: torch.device, batches: int, bytes_per_batch:
         notes.append(f"loader.num_workers=auto: {workers} of kind {kind} ({cores} usable cores)")
     else:
         workers = int(cfg.num_workers)
-        if workers > 2 * cores:
-            notes.append(f"loader.num_workers={workers} on {cores} usable cores: they will take turns")
-    if kind == "process" and workers > batches:  # threads share a batch
-        if cfg.num_workers != "auto":
-            notes.append(f"loader.num_workers={workers} for {batches} batches: {batches} are started")
-        workers = batches
-    prefetch = AUTO_PREFETCH if cfg.prefetch_factor == "auto" else int(cfg.prefetch_factor)
     if kind == "process":
         _allow_files(workers, notes)
+    if kind == "process" and workers > batches:  # threads share a batch
+        if cfg.num_workers != "auto":
+            notes.append(f"loader.num_workers={workers} for {batches} batch{'es' * (batches != 1)}: one each")
+        workers = batches
+    if workers > 2 * cores:
+        notes.append(f"loader.num_workers={workers} on {cores} usable cores: they will take turns")
+    prefetch = AUTO_PREFETCH if cfg.prefetch_factor == "auto" else int(cfg.prefetch_factor)
     fillers = workers if kind == "process" else min(workers, 1)  # threads fill one batch together
     prefetch = _fit_memory(fillers, prefetch, bytes_per_batch, notes)
     pin, why = _pin(cfg.pin_memory, device, workers, fillers * prefetch * bytes_per_batch)
@@ -354,6 +360,8 @@ def _as_it_is(batch: Batch | Failure) -> Batch | Failure:
 
 def _init_worker(worker_id: int) -> None:
     end_with_main_process()
+    for number in (signal.SIGSEGV, signal.SIGBUS):
+        signal.signal(number, signal.SIG_DFL)  # torch would print a line of its own, with another cause
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

@@ -20,14 +20,15 @@ from weldtrain.config import Config
 from weldtrain.data.batch import Batch
 from weldtrain.data.loader import Loader
 from weldtrain.engine import checkpoint
-from weldtrain.engine.distributed import StopTogether, same_buffers, summed, world
+from weldtrain.engine.distributed import StopTogether, agreed, same_buffers, summed, world
 from weldtrain.engine.ema import Ema
 from weldtrain.engine.evaluator import tagged
 from weldtrain.engine.losswatch import LossWatch
 from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
+from weldtrain.engine.pruning import Pruner
 from weldtrain.engine.step import LOSSES, TrainingStep
-from weldtrain.errors import ConfigError, TrainingError
+from weldtrain.errors import ConfigError, TrainingError, WorkerError
 from weldtrain.interruption import Interrupted, deferred
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
@@ -67,7 +68,9 @@ class Trainer:
         self.skipped = 0
         self._sums = torch.zeros(len(LOSSES), device=device)  # of the losses since the last log line
         self._unlogged = 0  # steps in `_sums`
+        self._whole = True  # weights, optimiser and counters are of the same step
         self._norm = torch.zeros((), device=device)
+        self._pruner, self.pruned = Pruner(cfg.sweep.objective) if self.world.first else None, False
         self._watch = LossWatch(device, loader, skip=cfg.trainer.non_finite == "skip")
         self._stop = StopTogether()
         self._writer = checkpoint.Writer()
@@ -75,7 +78,8 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Nothing is left to do."""
-        over = self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs or self._out_of_patience
+        over = (self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs or self._out_of_patience
+                or self.pruned)
         return over and not self.unjudged
 
     @property
@@ -89,7 +93,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Runs to the end of training. Raises TrainingError on a loss that is not finite, and where a checkpoint cannot be
-        written; a signal leaves a checkpoint of the step it came in."""
+        written; a signal and a lost worker leave a checkpoint of the step they came in."""
         if self.world.first:
             checkpoint.tidy(self.record.checkpoints)
         try:
@@ -98,8 +102,9 @@ class Trainer:
                     if not self.unjudged:
                         self._train_epoch(line)
                     self._end_epoch(self._validate() if self._evaluation_due() else None)
-        except Interrupted:
-            self._save()
+        except (Interrupted, WorkerError):
+            if self._whole:
+                self._save()
             raise
         finally:
             self._writer.close()
@@ -142,6 +147,7 @@ class Trainer:
                 self.clock.end_step(self._counted(batch, i), last)
                 if last:
                     self.batch, rows = i + 1, []
+                    self._whole = True
                     self._after_step(line)
                     whole.close()  # raises what came meanwhile
                     if self.step == self.total_steps or self.batch == self.batches:
@@ -178,6 +184,7 @@ class Trainer:
         self._parts = weight * parts if first else self._parts + weight * parts
 
     def _update(self, rows: list[int]) -> None:
+        self._whole = False
         factor = lr_factor(self.step, self.total_steps, self.cfg.scheduler)
         set_rates(self.optimizer, factor)
         self._norm = self.train_step.update()
@@ -245,6 +252,9 @@ class Trainer:
                 if better:
                     self.best = {"epoch": self.epochs_done - 1, "metrics": metrics}
                     names.append("best.pt")
+                self.pruned = agreed(self._pruner is not None and self._pruner.hopeless(self.epochs_done, metrics))
+                if self.pruned:
+                    log.info("epoch %d: worse than most trials were by then, training ends", self.epochs_done)
                 if self._out_of_patience:
                     log.info("%d evaluations without a better AP than epoch %d: training ends (trainer.patience)", self.stale,
                              self.best["epoch"] + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,27 @@ import numpy as np
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
       2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 _NORMAL = 1.96
+_LESS_IS_BETTER = ("train_s", "false_calls")
+
+
+def objective_of(summary: Mapping[str, Any], name: str) -> float | None:
+    """The value of an objective such as val/map_50, val/ap/crack or images_per_s; None where a run has none."""
+    _, _, metric = name.rpartition("val/")
+    if metric.startswith("ap/"):
+        value = summary.get("per_class_ap", {}).get(metric[3:])
+    else:
+        value = summary.get(metric)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def worst(objective: str) -> float:
+    """What a run without a result is worth to a sweeper."""
+    return math.inf if is_minimised(objective) else -math.inf
+
+
+def is_minimised(objective: str) -> bool:
+    """Whether less of it is better."""
+    return objective.rpartition("/")[2].startswith(_LESS_IS_BETTER)
 
 
 class Group(NamedTuple):

@@ -14,16 +14,15 @@ import yaml
 
 from weldtrain.config import Config, flat
 from weldtrain.errors import DataError
-from weldtrain.metrics.comparison import Group, group, importance, ties
+from weldtrain.metrics.comparison import Group, group, importance, is_minimised, objective_of, ties
 from weldtrain.telemetry import report
 from weldtrain.telemetry.charts import bar_rows, parallel_axes
 from weldtrain.telemetry.console import figure, table
-from weldtrain.telemetry.record import DONE, SUMMARY, RunRecord
+from weldtrain.telemetry.record import FINISHED, SUMMARY, RunRecord
 
 # Keys that say where a run is and not what it does.
 _PLACES = ("output_dir", "cache_dir", "resume", "checkpoint", "task", "runs")
 _SEED = "seed"
-_LESS_IS_BETTER = ("train_s", "false_calls")
 _AXES = 8
 
 
@@ -52,7 +51,7 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> int:
     if not runs:
         raise DataError("no training run with a summary.json in it", folder, "give the directory of a sweep, or output_dir")
     varied = _varied(runs)
-    sign = -1.0 if _minimised(objective) else 1.0
+    sign = -1.0 if is_minimised(objective) else 1.0
     values = [math.nan if r.objective is None else sign * r.objective for r in runs]
     settings = [tuple(str(r.keys.get(key)) for key in varied if key != _SEED) for r in runs]
     groups = group(settings, values)
@@ -91,26 +90,7 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> int:
                             for i in reversed(order) if runs[i].objective is not None]),
     )
     print(f"table:  {place / 'sweep.csv'}\nreport: {place / 'sweep.html'}")
-    return sum(r.status != DONE for r in runs)
-
-
-def objective_of(summary: Mapping[str, Any], name: str) -> float | None:
-    """The value of an objective such as val/map_50, val/ap/crack or images_per_s; None where a run has none."""
-    _, _, metric = name.rpartition("val/")
-    if metric.startswith("ap/"):
-        value = summary.get("per_class_ap", {}).get(metric[3:])
-    else:
-        value = summary.get(metric)
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def worst(objective: str) -> float:
-    """What a run without a result is worth to a sweeper."""
-    return math.inf if _minimised(objective) else -math.inf
-
-
-def _minimised(objective: str) -> bool:
-    return objective.rpartition("/")[2].startswith(_LESS_IS_BETTER)
+    return sum(r.status not in FINISHED for r in runs)
 
 
 def _run(file: Path, objective: str) -> Run | None:
@@ -123,7 +103,7 @@ def _run(file: Path, objective: str) -> Run | None:
     if keys.get("task", "train") != "train" or "status" not in summary:
         return None
     status = summary["status"]
-    return Run(file.parent, status, summary.get("error", ""), objective_of(summary, objective) if status == DONE else None,
+    return Run(file.parent, status, summary.get("error", ""), objective_of(summary, objective) if status in FINISHED else None,
                summary, keys or _asked_for(file.parent))
 
 
@@ -172,5 +152,5 @@ def _verdict(runs: list[Run], groups: list[Group], tied: list[bool | None], sett
         text += f" Its lead over {equals} other{'s' if equals > 1 else ''} is within the noise of the seeds: a tie."
     elif tied[-1] is None and len(groups) > 1:
         text += " How much of its lead is noise is not known: repeat with seed=1,2,3."
-    failed = sum(r.status != DONE for r in runs)
+    failed = sum(r.status not in FINISHED for r in runs)
     return text + (f" {failed} of {len(runs)} runs have no result." if failed else "")

@@ -36,7 +36,7 @@ from weldtrain.models.weights import load_weights
 from weldtrain.resuming import sound
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.provenance import provenance
-from weldtrain.telemetry.record import Follower, RunRecord
+from weldtrain.telemetry.record import PRUNED, Follower, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
             resumed_from=cfg.resume, ranks=place.size))
         trainer.fit()
         result = trainer.summary()
-    record.summary |= {**result, "train_s": time.perf_counter() - start}
+    record.summary |= {**result, "train_s": time.perf_counter() - start} | ({"status": PRUNED} if trainer.pruned else {})
 
     if place.first:
         ap_table(f"epoch {result['best_epoch'] + 1} on {len(val_set)} pictures of split '{cfg.evaluate.split}'", result)

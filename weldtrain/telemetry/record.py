@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 DONE = "done"  # the status of a run that reached its end
+PRUNED = "pruned"  # of one that a study ended early
+FINISHED = (DONE, PRUNED)
 
 
 class RunRecord:
