@@ -19,21 +19,10 @@ from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
 from weldtrain.engine import checkpoint
 from weldtrain.models.detector import build_detector
+from weldtrain.telemetry.drawing import draw_dashed, draw_found, enlarged
 
 SCALE = 2
 SCORE = 0.5
-# Okabe & Ito's palette, which colour-blind readers can tell apart; RGB.
-COLOURS = [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)]
-
-
-def dashed(image: np.ndarray, box: np.ndarray, dash: int = 5) -> None:
-    x1, y1, x2, y2 = (int(v) for v in box * SCALE)
-    for x in range(x1, x2, 2 * dash):
-        for y in (y1, y2):
-            cv2.line(image, (x, y), (min(x + dash, x2), y), (255, 255, 255), 1)
-    for y in range(y1, y2, 2 * dash):
-        for x in (x1, x2):
-            cv2.line(image, (x, y), (x, min(y + dash, y2)), (255, 255, 255), 1)
 
 
 def main() -> None:
@@ -51,16 +40,11 @@ def main() -> None:
         sample = dataset.load(0, int(row))
         with torch.inference_mode():
             found = model(collate([sample]))[0]
-        rgb = np.repeat(sample.image, 3 // sample.image.shape[2], axis=2)  # grey ones take colours as well
-        tile = cv2.resize(rgb, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_CUBIC)
+        tile = enlarged(sample.image, SCALE)
         for box in sample.boxes:
-            dashed(tile, box)
+            draw_dashed(tile, box * SCALE)
         for box, label, score in zip(found["boxes"].numpy(), found["labels"].tolist(), found["scores"].tolist()):
-            colour = COLOURS[(label - 1) % len(COLOURS)]
-            x1, y1, x2, y2 = (int(v) for v in box * SCALE)
-            cv2.rectangle(tile, (x1, y1), (x2, y2), colour, 2)
-            place = (x1, y1 - 5 if y1 > 16 else y2 + 14)
-            cv2.putText(tile, f"{classes[label - 1]} {score:.2f}", place, cv2.FONT_HERSHEY_SIMPLEX, 0.45, colour, 1, cv2.LINE_AA)
+            draw_found(tile, box * SCALE, label, f"{classes[label - 1]} {score:.2f}")
         tiles.append(tile)
     columns = min(3, len(tiles))
     tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % columns)

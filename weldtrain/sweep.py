@@ -5,7 +5,6 @@ kills one stops no other, and a job gives what the same command gives alone.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -25,8 +24,6 @@ from weldtrain.interruption import end_with_main_process, starting_processes
 from weldtrain.metrics.comparison import objective_of, worst
 from weldtrain.overrides import named, quoted
 from weldtrain.telemetry.record import FINISHED, SUMMARY
-
-log = logging.getLogger(__name__)
 
 # Of the sweep, not of a job's own command.
 _OF_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.launcher", "hydra/launcher", "hydra.sweeper", "hydra/sweeper", "hydra.run.dir")
@@ -121,8 +118,9 @@ def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -
 
 
 def _objective(run_dir: Path, composed: DictConfig) -> float:
-    value = objective_of(_summary(run_dir), composed.sweep.objective)
-    return worst(composed.sweep.objective) if value is None else value
+    summary, name = _summary(run_dir), composed.sweep.objective
+    value = objective_of(summary, name) if summary.get("status") in FINISHED else None
+    return worst(name) if value is None else value
 
 
 def _summary(run_dir: Path) -> dict[str, Any]:
@@ -146,7 +144,10 @@ class Conclusion(Callback):
         global unfinished
         from weldtrain.tasks.compare import compare
 
-        unfinished = compare(Path(config.hydra.sweep.dir), config.sweep.objective)
+        folder = Path(config.hydra.sweep.dir)
+        unfinished = sum(_summary(file.parent).get("status") not in FINISHED for file in folder.glob(f"*/{SUMMARY}"))
+        if config.task == "train":
+            compare(folder, config.sweep.objective)
 
 
 if __name__ == "__main__":

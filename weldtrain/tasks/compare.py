@@ -40,13 +40,13 @@ class Run:
 
 def run(cfg: Config, record: RunRecord) -> None:
     """Compares the runs below `runs`. Raises DataError if there are none."""
-    failed = compare(Path(cfg.runs), cfg.sweep.objective, record.dir)
-    record.summary |= {"runs": cfg.runs, "unfinished": failed}
+    compare(Path(cfg.runs), cfg.sweep.objective, record.dir)
+    record.summary |= {"runs": cfg.runs}
 
 
-def compare(folder: Path, objective: str, place: Path | None = None) -> int:
-    """Prints the table of the training runs below `folder`, writes sweep.csv and sweep.html into `place`, by default there;
-    returns how many runs have no result. Raises DataError if there are no runs."""
+def compare(folder: Path, objective: str, place: Path | None = None) -> None:
+    """Prints the table of the training runs below `folder`, and writes sweep.csv and sweep.html into `place`, by default there.
+    Raises DataError if there are no runs."""
     runs = [found for file in sorted(folder.glob(f"**/{SUMMARY}")) if (found := _run(file, objective))]
     if not runs:
         raise DataError("no training run with a summary.json in it", folder, "give the directory of a sweep, or output_dir")
@@ -90,7 +90,6 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> int:
                             for i in reversed(order) if runs[i].objective is not None]),
     )
     print(f"table:  {place / 'sweep.csv'}\nreport: {place / 'sweep.html'}")
-    return sum(r.status not in FINISHED for r in runs)
 
 
 def _run(file: Path, objective: str) -> Run | None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shlex
 import signal
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from weldtrain.engine import checkpoint
 from weldtrain.engine.device import autocast_dtype, choose_device, device_name, make_deterministic
 from weldtrain.engine.distributed import gathered, in_turn, world
 from weldtrain.engine.evaluator import evaluate
+from weldtrain.engine.examples import Examples
 from weldtrain.engine.fitting import fitting_batch_size
 from weldtrain.engine.trainer import Trainer
 from weldtrain.errors import ConfigError, DataError
@@ -33,12 +35,16 @@ from weldtrain.formats.record import summary
 from weldtrain.interruption import listen
 from weldtrain.models.detector import Detector, build_detector
 from weldtrain.models.weights import load_weights
-from weldtrain.resuming import sound
+from weldtrain.overrides import named
+from weldtrain.resuming import own_overrides, sound
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.provenance import provenance
 from weldtrain.telemetry.record import PRUNED, Follower, RunRecord
 
 log = logging.getLogger(__name__)
+
+# The settings that runs are compared by, beside those that their commands name.
+_COMPARED = ("model.backbone", "model.min_size", "loader.batch_size", "optimizer.name", "optimizer.lr", "trainer.epochs", "seed")
 
 
 def run(cfg: Config, record: RunRecord | Follower) -> float | None:
@@ -102,8 +108,13 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     ranks = f", rank {place.rank} of {place.size}" * (place.size > 1)
     log.info("%s on %s in %s%s", cfg.model.backbone, device, str(dtype or torch.float32).removeprefix("torch."), ranks)
 
+    examples = Examples(val_set, classes) if place.first else None
+
     def judge(model: Detector) -> dict[str, Any]:
-        return evaluate(model, val_loader, classes, cfg.evaluate, device, dtype)
+        metrics = evaluate(model, val_loader, classes, cfg.evaluate, device, dtype)
+        if examples is not None:
+            record.picture(trainer.step, "val/examples", examples.sheet(model, device, dtype))
+        return metrics
 
     with contextlib.closing(loader):
         trainer = Trainer(model, loader, judge, classes, replace(cfg, loader=asked.loader), device, dtype, record)
@@ -117,8 +128,18 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         record.write("provenance.json", provenance(
             seeds={"seed": cfg.seed, "dataset.split.seed": cfg.dataset.split.seed}, data=index.stamp, loader=asdict(cfg.loader),
             resumed_from=cfg.resume, ranks=place.size))
+        record.describe({
+            "command": shlex.join(sys.argv), "directory": record.dir, "data": f"{index.root} ({index.stamp})",
+            **{split: index.describe(split) for split in ("train", cfg.evaluate.split)},
+            "model": f"{cfg.model.backbone}, {cfg.model.min_size} px", "device": device_name(device),
+            **{note: "" for note in loader.plan.notes},
+        })
         trainer.fit()
         result = trainer.summary()
+        settings = flat(asdict(cfg))
+        own = named(own_overrides(sys.argv)).keys() | set(_COMPARED)
+        record.result({key: settings[key] for key in sorted(own & settings.keys())},
+                      {"val/map_50": result["map_50"], "val/map": result["map"], "loader/images_per_s": result["images_per_s"]})
     record.summary |= {**result, "train_s": time.perf_counter() - start} | ({"status": PRUNED} if trainer.pruned else {})
 
     if place.first:

@@ -18,10 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import yaml
 
 from weldtrain.errors import ConfigError
 from weldtrain.locks import lock
+from weldtrain.telemetry import board
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +120,20 @@ class RunRecord:
             if value is not None:
                 self.tensorboard.add_scalar(tag, value, step)
 
+    def picture(self, step: int, tag: str, image: np.ndarray) -> None:
+        """Shows uint8 [H,W,3] RGB in TensorBoard, as a JPEG: a tenth of what a PNG takes."""
+        self.tensorboard.file_writer.add_summary(board.picture(tag, image), step)
+
+    def describe(self, facts: Mapping[str, object]) -> None:
+        """Gives TensorBoard its boards, and a card with what the run is."""
+        self.tensorboard.add_custom_scalars(board.BOARDS)
+        self.tensorboard.add_text("run", board.card(facts))
+
+    def result(self, settings: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
+        """Gives TensorBoard's HPARAMS tab the settings by dotted key, and what came of them by tag."""
+        for summary in board.hparams(settings, metrics):
+            self.tensorboard.file_writer.add_summary(summary)
+
     @property
     def tensorboard(self):
         """The SummaryWriter of `tensorboard/`, made on first use: its import takes a second."""
@@ -156,6 +172,15 @@ class Follower:
         pass
 
     def scalars(self, step: int, values: Mapping[str, float | None], **more: float) -> None:
+        pass
+
+    def picture(self, step: int, tag: str, image: np.ndarray) -> None:
+        pass
+
+    def describe(self, facts: Mapping[str, object]) -> None:
+        pass
+
+    def result(self, settings: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
         pass
 
 

@@ -1,0 +1,38 @@
+"""TensorBoard beside its curves, read back as its own server does."""
+
+import numpy as np
+import pytest
+
+from weldtrain.telemetry.board import card
+from weldtrain.telemetry.record import RunRecord
+
+
+@pytest.fixture
+def events(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read():
+        accumulator = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"images": 0})
+        accumulator.Reload()
+        return accumulator
+
+    return read
+
+
+def test_boards_card_pictures_and_settings_lie_in_one_file(tmp_path, events):
+    with RunRecord(tmp_path / "run", {"task": "train"}) as record:
+        record.describe({"command": "weldtrain a=b", "<script>": "x | y\nz"})
+        record.scalars(3, {"val/map_50": 0.5})
+        record.picture(3, "val/examples", np.full((40, 60, 3), 200, np.uint8))
+        record.result({"optimizer.lr": 0.1, "trainer.ema": None, "loader.cache": "auto"}, {"val/map_50": 0.5, "val/map": None})
+    read = events()
+    assert len(list((tmp_path / "run/tensorboard").iterdir())) == 1
+    (image,) = read.Images("val/examples")
+    assert (image.width, image.height, image.step) == (60, 40, 3) and image.encoded_image_string[:2] == b"\xff\xd8"
+    tags = read.Tags()
+    assert {"run/text_summary", "custom_scalars__config__"} <= set(tags["tensors"])
+    assert "_hparams_/experiment" in read.summary_metadata and "_hparams_/session_start_info" in read.summary_metadata
+
+
+def test_a_card_is_one_table_whatever_its_values_hold():
+    assert card({"a|b": "x\ny | z"}).splitlines() == ["| | |", "|---|---|", "| a\\|b | x y \\| z |"]
