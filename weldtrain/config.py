@@ -179,6 +179,7 @@ class TrainerConfig:
     keep_every: int | None = key(None, ge=1)
     stop_signal: str | None = key(None, choices=("USR1", "USR2", "HUP"))
     compile: bool = False
+    profile: list[int] | None = key(None, ge=1)
     deterministic: bool = False
     cpu_threads: int | None = key(None, ge=1)
 
@@ -285,7 +286,7 @@ def takes(name: str) -> str:
 
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "None": "null",
-          "list[str]": "a list such as [a,b]", "list[float]": "a list such as [0.1,2]"}
+          "list[str]": "a list such as [a,b]", "list[float]": "a list such as [0.1,2]", "list[int]": "a list such as [1,2]"}
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -407,6 +408,9 @@ def _check_together(cfg: Config) -> None:
         raise ConfigError("names no class", "dataset.classes", "list every class, or set null to find them in the data")
     if cfg.dataset.classes is not None and len(set(cfg.dataset.classes)) != len(cfg.dataset.classes):
         raise ConfigError("a class stands twice in the list", "dataset.classes", "name each class once")
+    steps = cfg.trainer.profile
+    if steps is not None and not (len(steps) == 2 and steps[0] <= steps[1]):
+        raise ConfigError(f"{steps} are no steps", "trainer.profile", "give the first and the last: [20,25]")
     if not re.fullmatch(_OBJECTIVES, cfg.sweep.objective):
         raise ConfigError(f"'{cfg.sweep.objective}' is nothing a run is judged by", "sweep.objective",
                           "for instance val/map_50, val/map, val/ap/CLASS, val/false_calls_per_picture, images_per_s, train_s")

@@ -1,5 +1,6 @@
 """Training: it learns, stops on a loss that is not finite, and leaves only finite weights behind."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from weldtrain.config import ModelConfig, OptimizerConfig
 from weldtrain.data.dataset import DetectionDataset
@@ -45,6 +47,13 @@ def test_a_run_writes_everything_it_promises(configured, tmp_path):
     best = checkpoint.load(summary["checkpoint"])
     assert checkpoint.epochs_done(best) == summary["best_epoch"] + 1
     assert best["classes"] == summary["classes"] and best["metrics"]["map"] == summary["map"]
+    (file,) = (record.dir / "tensorboard").iterdir()
+    shown = EventAccumulator(str(file), size_guidance={"images": 0}).Reload()
+    assert {tag for tag in tags if "/" in tag} <= {*shown.Tags()["scalars"]} | {"loader/queue_depth"} | {
+        tag for tag in tags if all(line.get(tag) is None for line in lines)}
+    assert [image.step for image in shown.Images("val/examples")] == [2, 4]
+    assert {"run/text_summary", "custom_scalars__config__"} <= {*shown.Tags()["tensors"]}
+    assert file.stat().st_size < 2e6
 
 
 def test_it_learns(configured, tmp_path):
@@ -211,6 +220,13 @@ def test_training_ends_where_patience_does_and_the_best_epochs_stay(configured, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("steps", ["[2,3]", "[3,99]"])
+def test_a_trace_of_some_steps_is_one_that_perfetto_opens(configured, tmp_path, steps):
+    run(configured(f"trainer.profile={steps}", "trainer.max_steps=3"), tmp_path / "run")
+    events = json.loads(gzip.decompress((tmp_path / "run/trace.json.gz").read_bytes()))["traceEvents"]
+    assert sum(event.get("name") == "aten::conv2d" for event in events) > 10
+
+
 def test_a_disk_that_fills_ends_the_run_in_one_line_and_leaves_a_checkpoint(configured, tmp_path):
     (tmp_path / "disk").mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=230m", "tmpfs", tmp_path / "disk"], capture_output=True).returncode:

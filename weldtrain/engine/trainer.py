@@ -26,6 +26,7 @@ from weldtrain.engine.evaluator import tagged
 from weldtrain.engine.losswatch import LossWatch
 from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
+from weldtrain.engine.profile import Profile
 from weldtrain.engine.pruning import Pruner
 from weldtrain.engine.step import LOSSES, TrainingStep
 from weldtrain.errors import ConfigError, TrainingError, WorkerError
@@ -70,6 +71,7 @@ class Trainer:
         self._unlogged = 0  # steps in `_sums`
         self._whole = True  # weights, optimiser and counters are of the same step
         self._norm = torch.zeros((), device=device)
+        self._profile = Profile(cfg.trainer.profile, device, record.dir) if self.world.first else None
         self._pruner, self.pruned = Pruner(cfg.sweep.objective) if self.world.first else None, False
         self._watch = LossWatch(device, loader, skip=cfg.trainer.non_finite == "skip")
         self._stop = StopTogether()
@@ -107,6 +109,8 @@ class Trainer:
                 self._save()
             raise
         finally:
+            if self._profile is not None:
+                self._profile.close()
             self._writer.close()
 
     def summary(self) -> dict[str, Any]:
@@ -204,6 +208,8 @@ class Trainer:
 
     def _after_step(self, line: ProgressLine) -> None:
         ends = self.step == self.total_steps or self.batch == self.batches
+        if self._profile is not None:
+            self._profile.after(self.step)
         if self.step % self.cfg.trainer.log_every == 0 or ends:
             self._log(line)
         line.advance(epoch=f"{self.epoch + 1}/{self.cfg.trainer.epochs}")

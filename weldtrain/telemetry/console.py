@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,12 +17,17 @@ from weldtrain.errors import one_line
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+
+_PLAIN_EVERY_S = 30.0
+
 
 class ProgressLine:
-    """A bar over all steps with loss, images/s and data wait; silent where the screen is no terminal."""
+    """A bar over all steps with loss, images/s and data wait; where the screen is no terminal a plain line now and then."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
+        self._progress, self._task, self._told_s = progress, task, time.monotonic()
 
     def advance(self, epoch: str) -> None:
         self._progress.update(self._task, advance=1, epoch=epoch)
@@ -28,6 +35,9 @@ class ProgressLine:
     def show(self, figures: str) -> None:
         """Loss, images/s and data wait since the last log step."""
         self._progress.update(self._task, figures=figures)
+        if self._progress.disable and time.monotonic() - self._told_s > _PLAIN_EVERY_S:
+            task, self._told_s = self._progress.tasks[0], time.monotonic()
+            log.info("epoch %s  step %d/%d  %s", task.fields["epoch"], task.completed + 1, task.total, figures)
 
 
 @contextlib.contextmanager
