@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from weldtrain import cluster, config, resuming
 from weldtrain.engine.pruning import study_of
 from weldtrain.errors import WeldtrainError, one_line
-from weldtrain.interruption import end_with_main_process, starting_processes
+from weldtrain.interruption import end_with_main_process, listen, starting_processes
 from weldtrain.metrics.comparison import objective_of, worst
 from weldtrain.overrides import named, quoted
 from weldtrain.telemetry.record import FINISHED, SUMMARY
@@ -36,6 +36,8 @@ def job(composed: DictConfig, hydra: DictConfig) -> float:
     own = [o for o in (*hydra.overrides.task, *hydra.overrides.hydra) if not o.lstrip("+~").startswith(_OF_SWEEP)]
     going_on = named(own).get("resume") == config.AUTO
     own = [o for o in own if o.partition("=")[0].lstrip("+") != "resume"]
+    if hasattr(signal, f"SIG{composed.trainer.stop_signal}"):
+        listen(getattr(signal, f"SIG{composed.trainer.stop_signal}"))
     with cluster.place_in_cluster() as (rank, ranks):
         ended = None
         if rank == 0:
@@ -109,6 +111,8 @@ def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -
             cfg = config.validated(composed, cwd)
             if made["data"] == open_index(cfg.dataset, cfg.cache_dir).stamp:
                 return _summary(run_dir).get("status", "killed")
+        print(f"weldtrain: {run_dir}: begins anew, since its code, command or data are others, or it left no checkpoint",
+              file=sys.stderr)
     except (OSError, ValueError, KeyError, WeldtrainError):
         pass  # nothing that could be gone on with
     for path in run_dir.iterdir():
