@@ -24,7 +24,7 @@ def test_two_tasks_are_ranks_and_go_on_after_they_were_queued_again(welds, cache
     env = os.environ | {"WELDTRAIN_CACHE": str(cache), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     main = subprocess.Popen(
         [sys.executable, "-m", "weldtrain", "-m", "experiment=debug", "dataset=welding_v2", f"dataset.root={welds}", "device=cpu",
-         "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2", "trainer.max_steps=12", "trainer.epochs=100",
+         "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2", "trainer.max_steps=60", "trainer.epochs=100",
          "trainer.eval_every=100", "model.norm=group"],
         cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until = time.monotonic() + 90
@@ -39,9 +39,9 @@ def test_two_tasks_are_ranks_and_go_on_after_they_were_queued_again(welds, cache
     assert not psutil.wait_procs(first, timeout=10)[1]
     (run_dir,) = tmp_path.glob("outputs/*/*/0")
     assert "resumed from" in (run_dir / "run.log").read_text()
-    assert checkpoint.load(run_dir / "checkpoints/last.pt")["step"] == 12
+    assert checkpoint.load(run_dir / "checkpoints/last.pt")["step"] == 60
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    assert [line["step"] for line in lines if "loss/total" in line] == list(range(1, 13))
+    assert [line["step"] for line in lines if "loss/total" in line] == list(range(1, 61))
 
 
 def test_the_clusters_launcher_composes_and_its_absence_is_told(tmp_path):

@@ -98,8 +98,7 @@ def main() -> None:
         _run()
         if ranks > 1:
             distributed.leave()
-        if sweep.unfinished:
-            sys.exit(1)
+        sys.exit(sweep.exit_code)
     except interruption.Interrupted as asked:
         logging.disable(logging.INFO)  # torch tells figures of its own at the end, to whatever Hydra has set up by then
         if not int(os.environ.get("RANK", 0)):

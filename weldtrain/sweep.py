@@ -27,7 +27,7 @@ from weldtrain.telemetry.record import FINISHED, SUMMARY
 
 # Of the sweep, not of a job's own command.
 _OF_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.launcher", "hydra/launcher", "hydra.sweeper", "hydra/sweeper", "hydra.run.dir")
-unfinished = 0  # jobs of the last sweep of this process
+exit_code = 0  # of this process's last sweep: 2 where all that failed was refused
 
 
 def job(composed: DictConfig, hydra: DictConfig) -> float:
@@ -84,7 +84,7 @@ def _alone(sentinel: int, run_dir: Path, command: list[str]) -> None:
         if end.code and isinstance(error, Exception) and not (run_dir / SUMMARY).exists():
             with open(run_dir / "run.log", "a", encoding="utf-8") as file:
                 traceback.print_exception(error, file=file)
-            _write(run_dir, {"status": "failed", "error": one_line(str(error))})
+            _write(run_dir, {"status": "failed", "error": one_line(str(error)), "exit_code": end.code})
         raise
 
 
@@ -145,11 +145,12 @@ class Conclusion(Callback):
         Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)  # where a sweeper may keep its study
 
     def on_multirun_end(self, config: DictConfig, **more: Any) -> None:
-        global unfinished
+        global exit_code
         from weldtrain.tasks.compare import compare
 
         folder = Path(config.hydra.sweep.dir)
-        unfinished = sum(_summary(file.parent).get("status") not in FINISHED for file in folder.glob(f"*/{SUMMARY}"))
+        ended = [_summary(file.parent) for file in folder.glob(f"*/{SUMMARY}")]
+        exit_code = min((summary.get("exit_code", 1) for summary in ended if summary.get("status") not in FINISHED), default=0)
         if config.task == "train":
             compare(folder, config.sweep.objective)
 

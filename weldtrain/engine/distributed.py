@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
@@ -40,7 +41,11 @@ def join() -> None:
     on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_PATIENCE)
+    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    # After a failure torchrun may hand out the same store, which still holds the addresses of ranks that are gone.
+    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=size,
+                            timeout=_PATIENCE)
 
 
 def leave() -> None:

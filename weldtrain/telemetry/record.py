@@ -82,7 +82,8 @@ class RunRecord:
         else:
             status = "failed"
             log.error("the run failed", exc_info=error)
-        known = {"status": status, "run_dir": str(self.dir)} | ({"error": str(error)} if status == "failed" else {})
+        known = {"status": status, "run_dir": str(self.dir)} | (
+            {"error": str(error), "exit_code": getattr(error, "exit_code", 1)} if status == "failed" else {})
         if not self.unchanged:
             self.write(SUMMARY, known | self.summary)
         self._jsonl.close()
