@@ -63,7 +63,8 @@ def _wait_for(command: list[str], cwd: str, run_dir: Path, environment: dict[str
         try:
             return process.wait()
         except KeyboardInterrupt as asked:
-            process.send_signal(getattr(asked, "number", signal.SIGINT))
+            # Others, such as a cluster's, are known to this process alone.
+            process.send_signal(signal.SIGINT if getattr(asked, "number", None) in (None, signal.SIGINT) else signal.SIGTERM)
             process.wait()
             raise
     finally:
