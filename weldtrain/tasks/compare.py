@@ -61,14 +61,14 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
 
     rows = [_row(runs[i], varied, folder) for i in order]
     table(f"{len(runs)} runs by {objective}", ("run", *varied, objective, "images/s", "s", "status"),
-          [(r["run"], *(r[key] for key in varied), r["objective"], r["images_per_s"], r["train_s"], r["status"]) for r in rows])
+          [(r["run"], *(_shown(r[key]) for key in varied), r["objective"], r["images_per_s"], r["train_s"], r["status"]) for r in rows])
     repeated = any(len(g.members) > 1 for g in groups)
     if repeated:
         names = [key for key in varied if key != _SEED]
         table("seeds together", (*names, "seeds", f"{objective}, 95 % interval", ""),
               [(*settings[g.members[0]], len(g.members), _interval(g, sign), "a tie" if tie and g is not groups[0] else "")
                for g, tie in zip(groups, tied)])
-    verdict = _verdict(runs, groups, tied, settings, [key for key in varied if key != _SEED], objective, sign)
+    verdict = _verdict(runs, groups, tied, [key for key in varied if key != _SEED], objective, sign)
     for r in rows:
         if r["error"]:
             print(f"run {r['run']}: {r['error']}")
@@ -139,12 +139,17 @@ def _interval(g: Group, sign: float) -> str:
     return f"{sign * g.mean:.3f}" + (f" ± {g.half_width:.3f}" if g.half_width is not None else "")
 
 
-def _verdict(runs: list[Run], groups: list[Group], tied: list[bool | None], settings: list[tuple[str, ...]], names: list[str],
-             objective: str, sign: float) -> str:
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _verdict(runs: list[Run], groups: list[Group], tied: list[bool | None], names: list[str], objective: str,
+             sign: float) -> str:
     if not groups:
         return "No run has a result."
     best = groups[0]
-    what = ", ".join(f"{key}={value}" for key, value in zip(names, settings[best.members[0]])) or str(runs[best.members[0]].dir)
+    first = runs[best.members[0]]
+    what = ", ".join(f"{key}={_shown(first.keys.get(key))}" for key in names) or str(first.dir)
     text = f"Best by {objective}: {what} ({_interval(best, sign)})."
     equals = sum(bool(tie) for tie in tied[1:])
     if equals:
