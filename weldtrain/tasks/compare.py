@@ -24,6 +24,7 @@ from weldtrain.telemetry.record import FINISHED, SUMMARY, RunRecord
 _PLACES = ("output_dir", "cache_dir", "resume", "checkpoint", "task", "runs")
 _SEED = "seed"
 _AXES = 8
+_COLUMNS = 5  # of keys on the screen, those that explain most; the files have all
 
 
 @dataclass
@@ -60,8 +61,10 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
     order = sorted(range(len(runs)), key=lambda i: -values[i] if math.isfinite(values[i]) else math.inf)
 
     rows = [_row(runs[i], varied, folder) for i in order]
-    table(f"{len(runs)} runs by {objective}", ("run", *varied, objective, "images/s", "s", "status"),
-          [(r["run"], *(_shown(r[key]) for key in varied), r["objective"], r["images_per_s"], r["train_s"], r["status"]) for r in rows])
+    told = [key for key in varied if key == _SEED or key in list(weights)[:_COLUMNS]]
+    table(f"{len(runs)} runs by {objective}", ("run", *told, objective, "images/s", "s", "status"),
+          [(r["run"], *(_shown(r[key]) for key in told), *(r[name] for name in ("objective", "images_per_s", "train_s", "status")))
+           for r in rows])
     repeated = any(len(g.members) > 1 for g in groups)
     if repeated:
         names = [key for key in varied if key != _SEED]
