@@ -63,7 +63,7 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
     rows = [_row(runs[i], varied, folder) for i in order]
     told = [key for key in varied if key == _SEED or key in list(weights)[:_COLUMNS]]
     table(f"{len(runs)} runs by {objective}", ("run", *told, objective, "images/s", "s", "status"),
-          [(r["run"], *(_shown(r[key]) for key in told), *(r[name] for name in ("objective", "images_per_s", "train_s", "status")))
+          [(r["run"], *(_shown(r[key]) for key in told), r["objective"], r["images_per_s"], r["train_s"], r["status"])
            for r in rows])
     repeated = any(len(g.members) > 1 for g in groups)
     if repeated:
