@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from weldtrain import config, interruption, resuming, sweep
 from weldtrain.errors import ConfigError, WeldtrainError
-from weldtrain.overrides import check_override_keys, named, quoted_text
+from weldtrain.overrides import check_override_keys, named, quoted_text, without
 
 # The place for results is full, or may not be written, or cannot be.
 _NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
@@ -73,7 +73,7 @@ def main() -> None:
         if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor", "compare")):
             raise ConfigError("does not work under torchrun", "-m" if sweeping else "task", "start it alone")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
-            overrides = [o for o in overrides if not o.startswith("resume=")] + ["resume=auto"]
+            overrides = [*without(overrides, "resume"), "resume=auto"]
         found = None if sweeping else resuming.find(overrides, Path.cwd())
         if found is not None:
             overrides = resuming.command(overrides, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import NoneType
 
 from weldtrain.config import GROUPS, PATH_KEYS, TEXT_KEYS, schema_keys, unknown_key
@@ -14,6 +14,11 @@ from weldtrain.errors import ConfigError
 def named(overrides: Sequence[str]) -> dict[str, str]:
     """The value of each override by its key or group, without quotes; empty for one that is deleted."""
     return {name.lstrip("+~"): value.strip("'\"") for name, _, value in (o.partition("=") for o in overrides)}
+
+
+def without(overrides: Iterable[str], *names: str) -> list[str]:
+    """The overrides of other keys than these."""
+    return [o for o in overrides if o.partition("=")[0].lstrip("+~") not in names]
 
 
 def quoted_text(override: str) -> str:

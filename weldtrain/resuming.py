@@ -14,7 +14,7 @@ import yaml
 from weldtrain import config
 from weldtrain.errors import ConfigError, DataError
 from weldtrain.locks import lock
-from weldtrain.overrides import named, quoted
+from weldtrain.overrides import named, quoted, without
 from weldtrain.telemetry.record import METRICS
 
 _PLACES = {"resume", "hydra.run.dir", "hydra.output_subdir"}
@@ -72,9 +72,9 @@ def sweep(overrides: Sequence[str], cwd: Path) -> list[str]:
                           "a study goes on by hydra.sweeper.storage=sqlite:///FILE hydra.sweeper.study_name=NAME")
     if wanted == config.AUTO:
         folders = Path(config.absolute(given.get("output_dir", "outputs"), cwd)).glob(f"*/*/{_SWEPT}")
-        own = sorted(o for o in overrides if not o.startswith(("resume=", "hydra")))
+        own = sorted(o for o in without(overrides, "resume") if not o.startswith("hydra"))
         for file in sorted(folders, key=lambda f: f.stat().st_mtime_ns, reverse=True):
-            if sorted(o for o in _swept(file)[0] if not o.startswith("resume=")) == own:
+            if sorted(without(_swept(file)[0], "resume")) == own:
                 return [*overrides, f"hydra.sweep.dir={quoted(str(file.parent))}"]
         return [*overrides]
     file = Path(config.absolute(wanted, cwd)) / _SWEPT
@@ -83,8 +83,7 @@ def sweep(overrides: Sequence[str], cwd: Path) -> list[str]:
     before, before_cwd = _swept(file)
     kept = [f"{name}={quoted(config.absolute(value, before_cwd))}" if name in config.PATH_KEYS else f"{name}={value}"
             for name, _, value in (o.partition("=") for o in before) if name.lstrip("+") not in given]
-    own = [o for o in overrides if not o.startswith("resume=")]
-    return [*kept, *own, "resume=auto", f"hydra.sweep.dir={quoted(str(file.parent))}"]
+    return [*kept, *without(overrides, "resume"), "resume=auto", f"hydra.sweep.dir={quoted(str(file.parent))}"]
 
 
 def _swept(file: Path) -> tuple[list[str], str]:
@@ -105,20 +104,17 @@ def _checkpoints(run_dir: Path) -> list[Path]:
 
 def command(overrides: Sequence[str], found: Resumption) -> list[str]:
     """The overrides of the run that is resumed, and over them those of this command line."""
-    superseded = named(overrides).keys() | _PLACES
     kept = []
     if found.run_dir is not None:
         saved = _config_of(found.run_dir)
-        for override in _command_of(found.run_dir):
+        for override in without(_command_of(found.run_dir), *named(overrides)):
             name, _, value = override.partition("=")
-            if name.lstrip("+") in superseded:
-                continue
             if name in config.PATH_KEYS and value != "null":  # as it was meant in the folder where that command was given
                 override = f"{name}={quoted(saved[name])}"
             kept.append(override)
         kept.append(f"hydra.run.dir={quoted(str(found.run_dir))}")
     kept.append(f"resume={quoted(str(found.checkpoint))}")
-    return [*kept, *(o for o in overrides if o.partition("=")[0].lstrip("+") != "resume")]
+    return [*kept, *without(overrides, "resume")]
 
 
 def _runs(given: dict[str, str], cwd: Path) -> Iterator[Path]:
@@ -150,12 +146,12 @@ def _same_task(given: dict[str, str], run_dir: Path, cwd: Path) -> bool:
 
 def _command_of(run_dir: Path) -> list[str]:
     """The overrides a run was started with."""
-    return [a for a in json.loads((run_dir / MADE_OF).read_text("utf-8"))["command"][1:] if "=" in a and not a.startswith("-")]
+    return own_overrides(json.loads((run_dir / MADE_OF).read_text("utf-8"))["command"])
 
 
 def own_overrides(command: Sequence[str]) -> list[str]:
     """Of a run's command what says what it does, not where it does it."""
-    return [a for a in command[1:] if "=" in a and named([a]).keys().isdisjoint(_PLACES)]
+    return without((a for a in command[1:] if "=" in a and not a.startswith("-")), *_PLACES)
 
 
 def _config_of(run_dir: Path) -> dict[str, Any]:

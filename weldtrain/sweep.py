@@ -18,11 +18,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from weldtrain import cluster, config, resuming
-from weldtrain.engine.pruning import study_of
 from weldtrain.errors import WeldtrainError, one_line
 from weldtrain.interruption import end_with_main_process, listen, starting_processes
-from weldtrain.metrics.comparison import objective_of, worst
-from weldtrain.overrides import named, quoted
+from weldtrain.overrides import named, quoted, without
 from weldtrain.telemetry.record import FINISHED, SUMMARY
 
 # Of the sweep, not of a job's own command.
@@ -32,10 +30,12 @@ exit_code = 0  # of this process's last sweep: 2 where all that failed was refus
 
 def job(composed: DictConfig, hydra: DictConfig) -> float:
     """Runs one job; returns its objective, the worst there is where it has none, so that a failure stops no sweeper."""
+    from weldtrain.engine.pruning import study_of
+
     run_dir, cwd = Path(hydra.runtime.output_dir), hydra.runtime.cwd
     own = [o for o in (*hydra.overrides.task, *hydra.overrides.hydra) if not o.lstrip("+~").startswith(_OF_SWEEP)]
     going_on = named(own).get("resume") == config.AUTO
-    own = [o for o in own if o.partition("=")[0].lstrip("+") != "resume"]
+    own = without(own, "resume")
     if hasattr(signal, f"SIG{composed.trainer.stop_signal}"):
         listen(getattr(signal, f"SIG{composed.trainer.stop_signal}"))
     with cluster.place_in_cluster() as (rank, ranks):
@@ -123,6 +123,8 @@ def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -
 
 
 def _objective(run_dir: Path, composed: DictConfig) -> float:
+    from weldtrain.metrics.comparison import objective_of, worst
+
     summary, name = _summary(run_dir), composed.sweep.objective
     value = objective_of(summary, name) if summary.get("status") in FINISHED else None
     return worst(name) if value is None else value

@@ -8,6 +8,18 @@ import torch
 from weldtrain.telemetry.clock import StepClock
 
 
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    """Time passes by sleeping alone, so that no busy machine decides."""
+    now = [1000.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+
 def run(clock, waits, computes, images=4):
     """An epoch; returns the seconds that it took, without its first step."""
     clock.start_epoch()

@@ -9,10 +9,10 @@ import contextlib
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -69,17 +69,9 @@ def snapshot(value: Any) -> Any:
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Writes `state` to `path`. Raises TrainingError where that fails; an older file at `path` then stays."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            with open(temporary, "wb") as out:
-                torch.save({"format": FORMAT, **state}, out)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with _whole_or_not(path) as out:
+            torch.save({"format": FORMAT, **state}, out)
     except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
         raise TrainingError(f"the checkpoint cannot be written ({' '.join(str(e).split())})", path, _MAKE_ROOM) from e
 
@@ -87,19 +79,33 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def publish(path: Path, name: str) -> Path:
     """Copies the checkpoint at `path` under another name in its folder, so that damage to one leaves the other; where there is
     no room for a copy it is a second name of the same file. Raises TrainingError where neither can be."""
-    target, temporary = path.with_name(name), path.with_name(f".{name}.copy")
+    target, link = path.with_name(name), path.with_name(f".{name}.link")
     try:
         try:
-            with open(path, "rb") as source, open(temporary, "wb") as out:
+            with open(path, "rb") as source, _whole_or_not(target) as out:
                 shutil.copyfileobj(source, out, 2**20)
-                os.fsync(out.fileno())
         except OSError:
-            temporary.unlink(missing_ok=True)
-            os.link(path, temporary)
-        os.replace(temporary, target)
+            link.unlink(missing_ok=True)
+            os.link(path, link)
+            os.replace(link, target)
     except OSError as e:
         raise TrainingError(f"the checkpoint cannot be written ({e.strerror})", target, _MAKE_ROOM) from e
     return target
+
+
+@contextlib.contextmanager
+def _whole_or_not(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes its place at `path` once it is on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def tidy(folder: Path) -> None:

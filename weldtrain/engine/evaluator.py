@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,20 +28,27 @@ def evaluate(
 ) -> dict[str, Any]:
     """The metrics of `evaluate_detections` over every picture of the loaders of all ranks, on every rank. Leaves the model in
     the mode it was in."""
-    was_training = model.training
-    model.eval()
     model.limit_detections(cfg.score_thresh, cfg.max_detections)
     parts: list[list[dict[str, np.ndarray]]] = []  # of each batch
     loader.set_epoch(0)
-    try:
+    with judging(model):
         for batch in device_batches(loader, device, StepClock(device)):
             with loader.explained(), torch.autocast(device.type, dtype, enabled=dtype is not None):
                 detections = model(batch)
             parts.append(_in_file_pixels(batch, detections))
-    finally:
-        model.train(was_training)
     of_all = _dealt(gathered(parts))
     return agreed(_judged(of_all, loader.dataset, classes, cfg) if world().first else None)
+
+
+@contextlib.contextmanager
+def judging(model: Detector) -> Iterator[None]:
+    """The model as it is judged, and afterwards in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def _dealt(parts: list[list[list[dict[str, np.ndarray]]]]) -> list[dict[str, np.ndarray]]:

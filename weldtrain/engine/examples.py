@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from weldtrain.data.dataset import DetectionDataset
+from weldtrain.engine.evaluator import judging
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.drawing import draw_dashed, draw_found, enlarged
 
@@ -27,12 +28,8 @@ class Examples:
     @torch.inference_mode()
     def sheet(self, model: Detector, device: torch.device, dtype: torch.dtype | None) -> np.ndarray:
         """uint8 [H,W,3] RGB: a row for each picture, truth to the left. Leaves the model in the mode it was in."""
-        was_training = model.training
-        model.eval()
-        try:
+        with judging(model):
             pairs = [self._pair(model, row, device, dtype) for row in self._rows]
-        finally:
-            model.train(was_training)
         width = max(pair.shape[1] for pair in pairs)
         return np.concatenate([np.pad(pair, ((0, 4), (0, width - pair.shape[1]), (0, 0))) for pair in pairs])
 

@@ -54,10 +54,11 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
     varied = _varied(runs)
     sign = -1.0 if is_minimised(objective) else 1.0
     values = [math.nan if r.objective is None else sign * r.objective for r in runs]
-    settings = [tuple(str(r.keys.get(key)) for key in varied if key != _SEED) for r in runs]
+    names = [key for key in varied if key != _SEED]
+    settings = [tuple(str(r.keys.get(key)) for key in names) for r in runs]
     groups = group(settings, values)
     tied = ties(groups, values)
-    weights = importance({key: [r.keys.get(key) for r in runs] for key in varied if key != _SEED}, values)
+    weights = importance({key: [r.keys.get(key) for r in runs] for key in names}, values)
     order = sorted(range(len(runs)), key=lambda i: -values[i] if math.isfinite(values[i]) else math.inf)
 
     rows = [_row(runs[i], varied, folder) for i in order]
@@ -65,13 +66,11 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
     table(f"{len(runs)} runs by {objective}", ("run", *told, objective, "images/s", "s", "status"),
           [(r["run"], *(_shown(r[key]) for key in told), r["objective"], r["images_per_s"], r["train_s"], r["status"])
            for r in rows])
-    repeated = any(len(g.members) > 1 for g in groups)
-    if repeated:
-        names = [key for key in varied if key != _SEED]
-        table("seeds together", (*names, "seeds", f"{objective}, 95 % interval", ""),
-              [(*settings[g.members[0]], len(g.members), _interval(g, sign), "a tie" if tie and g is not groups[0] else "")
-               for g, tie in zip(groups, tied)])
-    verdict = _verdict(runs, groups, tied, [key for key in varied if key != _SEED], objective, sign)
+    together = [(*settings[g.members[0]], len(g.members), _interval(g, sign), "a tie" if tie and g is not groups[0] else "")
+                for g, tie in zip(groups, tied)] if any(len(g.members) > 1 for g in groups) else []
+    if together:
+        table("seeds together", (*names, "seeds", f"{objective}, 95 % interval", ""), together)
+    verdict = _verdict(runs, groups, tied, names, objective, sign)
     for r in rows:
         if r["error"]:
             print(f"run {r['run']}: {r['error']}")
@@ -82,15 +81,13 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
         writer = csv.DictWriter(file, ["run", *varied, "objective", "images_per_s", "train_s", "status", "error", "dir"])
         writer.writeheader()
         writer.writerows(rows)
+    axes = list(weights)[: _AXES - 1]
     report.render(
         "sweep.html", place / "sweep.html", title="weldtrain: sweep", folder=str(folder), objective=objective, verdict=verdict,
-        rows=rows, varied=varied, groups=[{"keys": settings[g.members[0]], "n": len(g.members), "text": _interval(g, sign),
-                                           "tie": bool(tie) and g is not groups[0]} for g, tie in zip(groups, tied)],
-        names=[key for key in varied if key != _SEED], repeated=repeated,
+        rows=rows, varied=varied, together=together, names=names,
         bars=bar_rows({key: 100 * share for key, share in weights.items()}) if weights else [],
-        axes=parallel_axes([*list(weights)[: _AXES - 1], objective],
-                           [[*(runs[i].keys.get(key) for key in list(weights)[: _AXES - 1]), runs[i].objective]
-                            for i in reversed(order) if runs[i].objective is not None]),
+        axes=parallel_axes([*axes, objective], [[*(runs[i].keys.get(key) for key in axes), runs[i].objective]
+                                                for i in reversed(order) if runs[i].objective is not None]),
     )
     print(f"table:  {place / 'sweep.csv'}\nreport: {place / 'sweep.html'}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # imported at every start, also where only help is wanted
+    import numpy as np
 
 # Tags are regular expressions; a chart whose tags a run does not have stays empty.
 BOARDS = {
