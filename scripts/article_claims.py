@@ -54,6 +54,7 @@ from weldtrain.data.sampler import Order
 from weldtrain.telemetry.clock import StepClock
 from weldtrain.telemetry.environment import environment
 from weldtrain.telemetry.machine import MachineCounters, processor, usable_cores
+from weldtrain.validation import validated
 
 # A spawned worker imports this file: what loads torchvision's models, two seconds of work, is imported where it is needed.
 
@@ -328,7 +329,7 @@ def composed(*overrides: str) -> Config:
 
     config.register()
     with hydra.initialize_config_dir(str(config.CONF_DIR), version_base="1.3"):
-        return config.validated(hydra.compose("config", list(overrides)), "/")
+        return validated(hydra.compose("config", list(overrides)), "/")
 
 
 # ---- the claims, in the order of the article

@@ -29,7 +29,8 @@ from weldtrain.config import DatasetConfig, EvaluateConfig, ModelConfig
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
 from weldtrain.engine.device import autocast_dtype, choose_device
-from weldtrain.metrics.detection import Boxes, evaluate_detections
+from weldtrain.metrics.detection import evaluate_detections
+from weldtrain.metrics.matching import Boxes
 
 SIZE = 256
 BATCH = 2

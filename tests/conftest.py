@@ -13,6 +13,7 @@ from weldtrain import config
 from weldtrain.data import synthetic
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.indexing import open_index
+from weldtrain.validation import validated
 
 torch.set_num_threads(2)
 
@@ -39,7 +40,7 @@ def configured(welds, cache):
         base = ["experiment=debug", "dataset=welding_v2", f"dataset.root={welds}", f"cache_dir={cache}", "device=cpu",
                 f"dataset.classes=[{','.join(synthetic.CLASSES)}]"]
         with initialize_config_dir(str(config.CONF_DIR), version_base="1.3"):
-            return config.validated(compose("config", [*base, *overrides]), os.getcwd())
+            return validated(compose("config", [*base, *overrides]), os.getcwd())
 
     return make
 

@@ -10,6 +10,7 @@ from hydra.errors import ConfigCompositionException
 from weldtrain import config, overrides
 from weldtrain.__main__ import _report
 from weldtrain.errors import ConfigError
+from weldtrain.validation import validated
 
 CHOICES = [(p.parent.name, p.stem) for p in sorted(config.CONF_DIR.glob("*/*.yaml"))]
 
@@ -17,7 +18,7 @@ CHOICES = [(p.parent.name, p.stem) for p in sorted(config.CONF_DIR.glob("*/*.yam
 def composed(*overrides):
     config.register()
     with initialize_config_dir(str(config.CONF_DIR), version_base="1.3"):
-        return config.validated(compose("config", list(overrides)), "/shell")
+        return validated(compose("config", list(overrides)), "/shell")
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)

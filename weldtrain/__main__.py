@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from weldtrain import config, interruption, resuming, sweep
 from weldtrain.errors import ConfigError, WeldtrainError
 from weldtrain.overrides import check_override_keys, named, quoted_text, without
+from weldtrain.validation import validated
 
 # The place for results is full, or may not be written, or cannot be.
 _NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
@@ -45,10 +46,11 @@ def _run(composed: DictConfig) -> float | None:
         return sweep.job(composed, HydraConfig.get())
     try:
         runtime = HydraConfig.get().runtime
-        cfg = config.validated(composed, runtime.cwd)
+        cfg = validated(composed, runtime.cwd)
         resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
         rank = int(os.environ.get("RANK", 0))
-        with Follower(runtime.output_dir, rank) if rank else RunRecord(runtime.output_dir, asdict(cfg), resumed) as record:
+        with (Follower(runtime.output_dir, rank) if rank
+              else RunRecord(runtime.output_dir, asdict(cfg), resumed, cfg.trainer.log)) as record:
             task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
             return task.run(cfg, record)
     except Exception as error:

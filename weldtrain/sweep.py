@@ -22,6 +22,7 @@ from weldtrain.errors import WeldtrainError, one_line
 from weldtrain.interruption import end_with_main_process, listen, starting_processes
 from weldtrain.overrides import named, quoted, without
 from weldtrain.telemetry.record import FINISHED, SUMMARY
+from weldtrain.validation import validated
 
 # Of the sweep, not of a job's own command.
 _OF_SWEEP = ("hydra.mode", "hydra.sweep", "hydra.launcher", "hydra/launcher", "hydra.sweeper", "hydra/sweeper", "hydra.run.dir")
@@ -109,7 +110,7 @@ def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -
         same = sorted(resuming.own_overrides(made["command"])) == sorted(command)
         same = same and (made["git"], made["packages"].get("weldtrain")) == (git(), version())
         if same and resuming.sound(run_dir):
-            cfg = config.validated(composed, cwd)
+            cfg = validated(composed, cwd)
             if made["data"] == open_index(cfg.dataset, cfg.cache_dir).stamp:
                 return _summary(run_dir).get("status", "killed")
         print(f"weldtrain: {run_dir}: begins anew, since its code, command or data are others, or it left no checkpoint",

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -17,8 +18,10 @@ from weldtrain.data.indexing import open_index
 from weldtrain.engine import checkpoint, fitting, trainer
 from weldtrain.engine.device import autocast_dtype, choose_device
 from weldtrain.engine.ema import Ema
+from weldtrain.engine.evaluator import Judged
 from weldtrain.engine.optim import build_optimizer, set_rates
 from weldtrain.errors import ConfigError, TrainingError
+from weldtrain.metrics.matching import Boxes
 from weldtrain.models.detector import build_detector
 from weldtrain.tasks import train
 from weldtrain.telemetry.record import RunRecord
@@ -205,7 +208,8 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
 def judged_as(monkeypatch, aps):
     given = iter(aps)
     empty = {"map_50": 0.0, "map_75": 0.0, "per_class_ap": {}, "per_class_ap_50": {}}
-    monkeypatch.setattr(train, "evaluate", lambda *_: {"map": next(given), **empty})
+    nothing = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+    monkeypatch.setattr(train, "evaluate", lambda *_: Judged({"map": next(given), **empty}, nothing, nothing))
 
 
 def test_training_ends_where_patience_does_and_the_best_epochs_stay(configured, tmp_path, monkeypatch):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from weldtrain.metrics.detection import Boxes, evaluate_detections
+from weldtrain.metrics.detection import evaluate_detections
+from weldtrain.metrics.matching import Boxes
 
 
 def boxes(rows, scores=None, ignore=None):

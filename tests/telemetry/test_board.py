@@ -21,16 +21,19 @@ def events(tmp_path):
 
 def test_boards_card_pictures_and_settings_lie_in_one_file(tmp_path, events):
     with RunRecord(tmp_path / "run", {"task": "train"}) as record:
-        record.describe({"command": "weldtrain a=b", "<script>": "x | y\nz"})
+        record.describe({"command": "weldtrain a=b", "<script>": "x | y\nz"}, {})
         record.scalars(3, {"val/map_50": 0.5})
         record.picture(3, "val/examples", np.full((40, 60, 3), 200, np.uint8))
+        counts = np.array([2.0, 1.0, 0.0])
+        record.curves(3, "val/pr", {"crack": {"tp": counts, "fp": counts, "fn": 2 - counts, "precision": counts / 2,
+                                              "recall": counts / 2}})
         record.result({"optimizer.lr": 0.1, "trainer.ema": None, "loader.cache": "auto"}, {"val/map_50": 0.5, "val/map": None})
     read = events()
     assert len(list((tmp_path / "run/tensorboard").iterdir())) == 1
     (image,) = read.Images("val/examples")
     assert (image.width, image.height, image.step) == (60, 40, 3) and image.encoded_image_string[:2] == b"\xff\xd8"
     tags = read.Tags()
-    assert {"run/text_summary", "custom_scalars__config__"} <= set(tags["tensors"])
+    assert {"run/text_summary", "custom_scalars__config__", "val/pr/crack"} <= set(tags["tensors"])
     assert "_hparams_/experiment" in read.summary_metadata and "_hparams_/session_start_info" in read.summary_metadata
 
 

@@ -1,9 +1,14 @@
 """The machine as a container sees it: its limits bind, its page cache is free, and nothing is assumed where it says nothing."""
 
 import os
+import subprocess
+import sys
+import threading
+import time
 
 import psutil
 import pytest
+import torch
 
 from weldtrain.telemetry import machine
 
@@ -55,3 +60,73 @@ def test_a_boot_has_one_number_of_32_bits():
 def test_this_machine_answers():
     assert 1 <= machine.usable_cores() <= (os.cpu_count() or 1)
     assert 0 < machine.memory_available() <= psutil.virtual_memory().total
+
+
+def test_workers_are_counted_by_what_they_compute():
+    counters, over = machine.MachineCounters(torch.device("cpu")), threading.Event()
+
+    def busy():
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=busy, name="weldtrain-loader-0")
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    thread.start()
+    try:
+        counters.read()
+        time.sleep(0.5)
+        values = counters.read()
+    finally:
+        over.set()
+        child.kill()
+        child.wait()
+        thread.join()
+    assert 40 < values["system/workers_cpu_pct"] < 230 and values["system/workers_rss_mb"] > 1
+    assert 0 < values["system/cpu_pct"] <= 100 and values["system/page_tables_mb"] > 0.1
+
+
+class Counters:
+    """In the place of the machine's: 1, 2, 3, …"""
+
+    readings = 0
+
+    def read(self):
+        self.readings += 1
+        return {"system/cpu_pct": float(self.readings), "system/rss_mb": float(self.readings)}
+
+
+def sampled(counters, until, **settings):
+    sampler = machine.Sampler(counters, **settings)
+    deadline = time.monotonic() + 20
+    while counters.readings < until and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return sampler
+
+
+def test_samples_become_a_mean_of_shares_and_the_largest_of_sizes():
+    sampler = sampled(Counters(), until=3, every_s=0.02, share=1.0)
+    sampler.close()
+    last = sampler._samples[-1]["system/rss_mb"]
+    assert sampler.read() == {"system/cpu_pct": pytest.approx((1 + last) / 2), "system/rss_mb": last}
+    assert sampler.read() == {"system/cpu_pct": last, "system/rss_mb": last}  # nothing new was seen
+
+
+def test_a_run_of_a_moment_has_its_counters_too():
+    sampler = machine.Sampler(Counters())
+    assert sampler.read() == {"system/cpu_pct": 1.0, "system/rss_mb": 1.0}
+    sampler.close()
+
+
+def test_the_thread_takes_no_more_of_a_core_than_its_share():
+    class Dear(Counters):
+        def read(self):
+            end = time.thread_time() + 0.02
+            while time.thread_time() < end:
+                pass
+            return super().read()
+
+    counters, start = Dear(), time.perf_counter()
+    sampler = sampled(counters, until=5, every_s=0.0, share=0.1)
+    sampler.close()
+    # Each reading waits until all before it are paid for: five at a tenth of a core take four times 0.2 s at least.
+    assert counters.readings == 5 and time.perf_counter() - start > 0.8

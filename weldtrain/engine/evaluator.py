@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +16,27 @@ from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import Loader
 from weldtrain.engine.distributed import agreed, gathered, world
 from weldtrain.engine.prefetch import device_batches
-from weldtrain.metrics.detection import Boxes, evaluate_detections
+from weldtrain.metrics.detection import evaluate_detections
+from weldtrain.metrics.matching import Boxes
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
+
+
+class Judged(NamedTuple):
+    """`metrics` are those of `evaluate_detections`; `truth` and `found`, in pixels of the files' pictures, of the first rank
+    alone, elsewhere None."""
+
+    metrics: dict[str, Any]
+    truth: Boxes | None
+    found: Boxes | None
 
 
 @torch.inference_mode()
 def evaluate(
     model: Detector, loader: Loader, classes: Sequence[str], cfg: EvaluateConfig, device: torch.device,
     dtype: torch.dtype | None,
-) -> dict[str, Any]:
-    """The metrics of `evaluate_detections` over every picture of the loaders of all ranks, on every rank. Leaves the model in
-    the mode it was in."""
+) -> Judged:
+    """Judges every picture of the loaders of all ranks. Leaves the model in the mode it was in."""
     model.limit_detections(cfg.score_thresh, cfg.max_detections)
     parts: list[list[dict[str, np.ndarray]]] = []  # of each batch
     loader.set_epoch(0)
@@ -36,8 +45,13 @@ def evaluate(
             with loader.explained(), torch.autocast(device.type, dtype, enabled=dtype is not None):
                 detections = model(batch)
             parts.append(_in_file_pixels(batch, detections))
-    of_all = _dealt(gathered(parts))
-    return agreed(_judged(of_all, loader.dataset, classes, cfg) if world().first else None)
+    of_all, dataset = _dealt(gathered(parts)), loader.dataset
+    if not world().first:
+        return Judged(agreed(None), None, None)
+    truth, found = _truth(dataset), _found(of_all, dataset)
+    metrics = evaluate_detections(truth, found, pictures=len(dataset), classes=classes, max_detections=cfg.max_detections,
+                                  false_call_score=cfg.false_call_score)
+    return Judged(agreed(metrics), truth, found)
 
 
 @contextlib.contextmanager
@@ -57,21 +71,14 @@ def _dealt(parts: list[list[list[dict[str, np.ndarray]]]]) -> list[dict[str, np.
     return [picture for batches in rounds for batch in batches for picture in batch]
 
 
-def _judged(
-    parts: list[dict[str, np.ndarray]], dataset: DetectionDataset, classes: Sequence[str], cfg: EvaluateConfig
-) -> dict[str, Any]:
-    truth = _truth(dataset)
+def _found(parts: list[dict[str, np.ndarray]], dataset: DetectionDataset) -> Boxes:
     position = np.full(len(dataset.index), -1)
     position[dataset.rows] = np.arange(len(dataset))
-    found = Boxes(
+    return Boxes(
         image=position[np.concatenate([p["row"] for p in parts])],
         boxes=np.concatenate([p["boxes"] for p in parts]),
         labels=np.concatenate([p["labels"] for p in parts]),
         scores=np.concatenate([p["scores"] for p in parts]),
-    )
-    return evaluate_detections(
-        truth, found, pictures=len(dataset), classes=classes, max_detections=cfg.max_detections,
-        false_call_score=cfg.false_call_score,
     )
 
 

@@ -16,13 +16,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from weldtrain import interruption
-from weldtrain.config import Config
+from weldtrain.config import AUTO, Config
 from weldtrain.data.batch import Batch
 from weldtrain.data.loader import Loader
 from weldtrain.engine import checkpoint
 from weldtrain.engine.distributed import StopTogether, agreed, same_buffers, summed, world
 from weldtrain.engine.ema import Ema
-from weldtrain.engine.evaluator import tagged
+from weldtrain.engine.evaluator import Judged, tagged
+from weldtrain.engine.examples import Examples
 from weldtrain.engine.losswatch import LossWatch
 from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
@@ -31,35 +32,40 @@ from weldtrain.engine.pruning import Pruner
 from weldtrain.engine.step import LOSSES, TrainingStep
 from weldtrain.errors import ConfigError, TrainingError, WorkerError
 from weldtrain.interruption import Interrupted, deferred
+from weldtrain.metrics.matching import pr_curves
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
 from weldtrain.telemetry.console import ProgressLine, figure, progress_line
-from weldtrain.telemetry.machine import MachineCounters
+from weldtrain.telemetry.machine import MachineCounters, Sampler
 from weldtrain.telemetry.record import Follower, RunRecord
 
 log = logging.getLogger(__name__)
 
+_LOG_LINES = 5000  # about, of a long run
 
 class Trainer:
-    """Trains `model` on `loader`; `judge` returns the validation metrics of the model that it is given."""
+    """Trains `model` on `loader`; `judge` judges the model that it is given, and `examples` show what that one finds."""
 
     def __init__(
-        self, model: Detector, loader: Loader, judge: Callable[[Detector], dict[str, Any]], classes: list[str], cfg: Config,
-        device: torch.device, dtype: torch.dtype | None, record: RunRecord | Follower,
+        self, model: Detector, loader: Loader, judge: Callable[[Detector], Judged], classes: list[str], cfg: Config,
+        device: torch.device, dtype: torch.dtype | None, record: RunRecord | Follower, examples: Examples | None = None,
     ) -> None:
-        self.model, self.loader, self.judge, self.classes = model, loader, judge, classes
+        self.model, self.loader, self.judge, self.examples, self.classes = model, loader, judge, examples, classes
         self.cfg, self.device, self.dtype, self.record = cfg, device, dtype, record
         self.world = world()
         self.batches = _batches_of_an_epoch(loader, cfg.trainer.accumulate)
         steps = cfg.trainer.epochs * -(-self.batches // cfg.trainer.accumulate)
         self.total_steps = min(steps, cfg.trainer.max_steps or steps)
+        # A curve of so many points is as fine as any screen, and files stay small however long a run is.
+        every = cfg.trainer.log_every
+        self.log_every = max(10, self.total_steps // _LOG_LINES) if every == AUTO else every
         self.ema = Ema(model, cfg.trainer.ema) if cfg.trainer.ema else None
         pictures = cfg.loader.batch_size * self.world.size * cfg.trainer.accumulate
         self.optimizer = build_optimizer(model, cfg.optimizer, pictures)
         # It gets no device_ids, which would have it move what is where it belongs.
         trained = DistributedDataParallel(model, gradient_as_bucket_view=True) if self.world.size > 1 else model
         self.train_step = TrainingStep(trained, self.optimizer, device, dtype, cfg.trainer.grad_clip)
-        self.clock, self.machine = StepClock(device), MachineCounters(device)
+        self.clock = StepClock(device)
         # What comes next, and how far the run is: all that is not within model, optimiser and schedule.
         self.epoch = self.batch = self.step = 0
         self.unjudged = False  # an epoch has ended and its evaluation is still to come
@@ -72,6 +78,7 @@ class Trainer:
         self._whole = True  # weights, optimiser and counters are of the same step
         self._norm = torch.zeros((), device=device)
         self._profile = Profile(cfg.trainer.profile, device, record.dir) if self.world.first else None
+        self._machine = Sampler(MachineCounters(device)) if self.world.first else None
         self._pruner, self.pruned = Pruner(cfg.sweep.objective) if self.world.first else None, False
         self._watch = LossWatch(device, loader, skip=cfg.trainer.non_finite == "skip")
         self._stop = StopTogether()
@@ -111,6 +118,8 @@ class Trainer:
         finally:
             if self._profile is not None:
                 self._profile.close()
+            if self._machine is not None:
+                self._machine.close()
             self._writer.close()
 
     def summary(self) -> dict[str, Any]:
@@ -210,7 +219,7 @@ class Trainer:
         ends = self.step == self.total_steps or self.batch == self.batches
         if self._profile is not None:
             self._profile.after(self.step)
-        if self.step % self.cfg.trainer.log_every == 0 or ends:
+        if self.step % self.log_every == 0 or ends:
             self._log(line)
         line.advance(epoch=f"{self.epoch + 1}/{self.cfg.trainer.epochs}")
         if self.cfg.trainer.save_every and self.step % self.cfg.trainer.save_every == 0 and not ends:
@@ -231,7 +240,8 @@ class Trainer:
         values = {"loss/total": sum(losses.values())} | {f"loss/{name}": value for name, value in losses.items()}
         values |= {"optim/lr": self.optimizer.param_groups[0]["lr"], "optim/grad_norm": float(self._norm)} | figures
         values["loader/epoch_start_s"] = self.clock.epoch_starts_s[-1]
-        self.record.scalars(self.step, values | self.machine.read(), epoch=self.epoch)
+        values |= self._machine.read() if self._machine is not None else {}
+        self.record.scalars(self.step, values, epoch=self.epoch)
         line.show(f"loss {values['loss/total']:.3f}  {figures['loader/images_per_s']:.1f} images/s  "
                   f"data wait {figures['loader/data_wait_pct']:.0f} %")
 
@@ -240,12 +250,21 @@ class Trainer:
                 or self.epoch % self.cfg.trainer.eval_every == 0)
 
     def _validate(self) -> dict[str, Any]:
-        judged = self.ema.model if self.ema else self.model
-        same_buffers(judged)
-        metrics = self.judge(judged)
+        model = self.ema.model if self.ema else self.model
+        same_buffers(model)
+        metrics, truth, found = self.judge(model)
         self.record.scalars(self.step, tagged("val", metrics), epoch=self.epochs_done - 1)
+        if self.examples is not None and self._shown():
+            self.record.picture(self.step, "val/examples", self.examples.sheet(model, self.device, self.dtype))
+            self.record.curves(self.step, "val/pr", pr_curves(found, truth, self.classes))
         log.info("epoch %d: AP50 %s, AP %s", self.epochs_done, figure(metrics["map_50"]), figure(metrics["map"]))
         return metrics
+
+    def _shown(self) -> bool:
+        """Whether this evaluation is one of those, at most forty, whose pictures and curves are kept."""
+        number, of_all = (epochs // self.cfg.trainer.eval_every for epochs in (self.epochs_done, self.cfg.trainer.epochs))
+        last = self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs
+        return last or number % max(1, of_all // 20) == 0
 
     def _end_epoch(self, metrics: dict[str, Any] | None) -> None:
         """Keeps the epoch, as the best where no `metrics` before were better: without any AP the latest is the best."""

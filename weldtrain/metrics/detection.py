@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
-from faster_coco_eval import mask as mask_api
+
+from weldtrain.metrics.matching import Boxes, match
 
 _AREAS = ("small", "medium", "large")  # COCO's: below 32², below 96², and above, in px² of the file's picture
-
-
-@dataclass
-class Boxes:
-    """Boxes of many pictures, flat: boxes [n,4] x1,y1,x2,y2 in px; labels int [n] from 1; image int [n], which picture
-    in 0..P-1; scores [n] for detections; ignore bool [n] for truth that counts neither way."""
-
-    image: np.ndarray
-    boxes: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray | None = None
-    ignore: np.ndarray | None = None
 
 
 def evaluate_detections(
@@ -37,7 +24,7 @@ def evaluate_detections(
     `false_calls_per_picture` (detections of at least `false_call_score` that match no truth of their class at IoU 0.5)
     and `false_calls_per_clean_picture`. None where nothing can be said: a class, size or set without truth.
     """
-    scored = truth if truth.ignore is None else _take(truth, ~truth.ignore)
+    scored = _take(truth, ~truth.ignored)
     result: dict = {"map": None, "map_50": None, "map_75": None}
     result |= {f"map_{area}": None for area in _AREAS} | {"mar": None}
     result["per_class_ap"] = dict.fromkeys(classes)
@@ -57,13 +44,12 @@ def evaluate_detections(
 
 def _coco(truth: Boxes, found: Boxes, pictures: int, classes: int, max_detections: int) -> tuple[np.ndarray, np.ndarray]:
     """Precision [IoU 10, recall 101, class, area 4] and recall [IoU, class, area]; -1 where there is no truth."""
-    ignore = np.zeros(len(truth.labels), bool) if truth.ignore is None else truth.ignore
     xywh = _xywh(truth.boxes)
     # Ids from 1: both COCO implementations take 0 for "unmatched".
     annotations = [
         {"id": i, "image_id": int(picture) + 1, "category_id": int(label), "bbox": box.tolist(),
          "area": float(box[2] * box[3]), "iscrowd": int(crowd)}
-        for i, (picture, label, box, crowd) in enumerate(zip(truth.image, truth.labels, xywh, ignore), 1)
+        for i, (picture, label, box, crowd) in enumerate(zip(truth.image, truth.labels, xywh, truth.ignored), 1)
     ]
     detections = [
         {"image_id": int(picture) + 1, "category_id": int(label), "bbox": box.tolist(), "score": float(score)}
@@ -84,39 +70,12 @@ def _coco(truth: Boxes, found: Boxes, pictures: int, classes: int, max_detection
 
 def _false_calls(truth: Boxes, found: Boxes, pictures: int, score: float) -> dict[str, float | None]:
     sure = _take(found, found.scores >= score)
-    false_in = np.bincount(sure.image, minlength=pictures)
-    for here, there in zip(_by_picture(sure, pictures), _by_picture(truth, pictures)):
-        if len(here.labels):
-            false_in[here.image[0]] -= _matches(here, there)
+    false_in = np.bincount(sure.image[match(sure, truth) < 0], minlength=pictures)
     clean = np.bincount(truth.image, minlength=pictures) == 0
     return {
         "false_calls_per_picture": float(false_in.mean()) if pictures else None,
         "false_calls_per_clean_picture": float(false_in[clean].mean()) if clean.any() else None,
     }
-
-
-def _matches(found: Boxes, truth: Boxes, min_iou: float = 0.5) -> int:
-    """How many detections, surest first, meet a truth of their class that no surer one has taken."""
-    if not len(truth.labels):
-        return 0
-    crowd = np.zeros(len(truth.labels), np.uint8)
-    iou = np.asarray(mask_api.iou(_xywh(found.boxes), _xywh(truth.boxes), crowd)).reshape(len(found.labels), -1)
-    iou[found.labels[:, None] != truth.labels[None]] = 0
-    ignore = np.zeros(len(truth.labels), bool) if truth.ignore is None else truth.ignore
-    taken, matched = np.zeros(len(truth.labels), bool), 0
-    for i in np.argsort(-found.scores, kind="stable"):
-        free = np.where(taken, 0, iou[i])
-        best = int(free.argmax())
-        if free[best] >= min_iou:
-            taken[best] = not ignore[best]
-            matched += 1
-    return matched
-
-
-def _by_picture(boxes: Boxes, pictures: int) -> Iterator[Boxes]:
-    order = np.argsort(boxes.image, kind="stable")
-    ends = np.searchsorted(boxes.image[order], np.arange(pictures + 1))
-    return (_take(boxes, order[start:end]) for start, end in itertools.pairwise(ends))
 
 
 def _take(boxes: Boxes, which: np.ndarray) -> Boxes:

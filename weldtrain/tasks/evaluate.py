@@ -42,7 +42,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     settings = tuned(cfg.loader, tuned_file(replace(cfg, model=model_cfg), index, device_name(device)))
     place = world()
     loader = evaluation_loader(dataset, settings, cfg.evaluate.batch_size, device, (place.rank, place.size))
-    metrics = evaluate(model, loader, classes, cfg.evaluate, device, autocast_dtype(trainer_cfg.precision, device))
+    metrics = evaluate(model, loader, classes, cfg.evaluate, device, autocast_dtype(trainer_cfg.precision, device)).metrics
 
     epoch = checkpoint.epochs_done(state) - 1
     record.scalars(state["step"], tagged(cfg.evaluate.split, metrics), epoch=epoch)

@@ -24,8 +24,8 @@ BOARDS = {
         "batches that lie ready": ["Multiline", ["loader/queue_depth"]],
     },
     "machine": {
-        "processor and GPU, %": ["Multiline", ["system/cpu_pct", "system/gpu_util_pct"]],
-        "memory, MB": ["Multiline", ["system/rss_mb", "system/workers_rss_mb", "system/shm_used_mb"]],
+        "processor and GPU, %": ["Multiline", ["system/cpu_pct", "system/workers_cpu_pct", "system/gpu_util_pct"]],
+        "memory, MB": ["Multiline", ["system/rss_mb", "system/workers_rss_mb", "system/shm_used_mb", "system/page_tables_mb"]],
         "GPU memory, MB": ["Multiline", ["system/gpu_mem_mb"]],
     },
 }

@@ -7,8 +7,11 @@ import logging
 import os
 import platform
 import shutil
+import threading
+import time
 import zlib
 from pathlib import Path
+from statistics import fmean
 
 import psutil
 
@@ -61,20 +64,33 @@ def _cgroup(name: str) -> str:
 
 
 class MachineCounters:
-    """`read()` gives the `system/*` figures of this moment; the processor's is the mean since the last reading."""
+    """`read()` gives the `system/*` figures of this moment; percentages are means since the last reading: `cpu_pct` of the whole
+    machine, `workers_cpu_pct` of one core."""
 
-    def __init__(self, device) -> None:
-        """For a torch device."""
-        self._process = psutil.Process()
+    def __init__(self, device, workers: str = "weldtrain-loader") -> None:
+        """For a torch device. Workers are the processes below this one, and its threads whose names begin with `workers`."""
+        self._process, self._workers = psutil.Process(), workers
         self._gpu = _nvml_handle(device) if device.type == "cuda" else None
-        psutil.cpu_percent()  # the first call only starts its clock
+        self._machine_s = (0.0, 0.0)  # so far: of all cores together, and of it idle
+        self._worker_s, self._at = {}, time.perf_counter()  # so far, by process or thread
+        self.read()  # starts these clocks
 
     def read(self) -> dict[str, float]:
+        children = self._process.children(recursive=True)
+        worker_s = {child.pid: seconds for child in children if (seconds := _processor_s(f"/proc/{child.pid}/stat"))}
+        worker_s |= {t.native_id: _processor_s(f"/proc/self/task/{t.native_id}/stat") for t in threading.enumerate()
+                     if t.name.startswith(self._workers)}
+        spent = sum(max(0.0, seconds - self._worker_s.get(worker, 0.0)) for worker, seconds in worker_s.items())
+        now, machine_s = time.perf_counter(), _machine_s()
+        whole, idle = (new - old for new, old in zip(machine_s, self._machine_s))
         values = {
-            "system/cpu_pct": psutil.cpu_percent(),
+            "system/cpu_pct": max(0.0, 100 * (1 - idle / whole)) if whole else 0.0,
+            "system/workers_cpu_pct": 100 * spent / (now - self._at),
             "system/rss_mb": self._process.memory_info().rss / 2**20,
-            "system/workers_rss_mb": self._workers_rss() / 2**20,
+            "system/workers_rss_mb": sum(map(_rss, children)) / 2**20,
+            "system/page_tables_mb": sum(_page_tables_kb(process.pid) for process in (self._process, *children)) / 2**10,
         }
+        self._at, self._machine_s, self._worker_s = now, machine_s, worker_s
         if os.path.isdir("/dev/shm"):
             values["system/shm_used_mb"] = shutil.disk_usage("/dev/shm").used / 2**20
         if self._gpu is not None:
@@ -84,12 +100,70 @@ class MachineCounters:
             values["system/gpu_mem_mb"] = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used / 2**20
         return values
 
-    def _workers_rss(self) -> int:
-        total = 0
-        for child in self._process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # it may end between listing and asking
-                total += child.memory_info().rss
-        return total
+
+class Sampler:
+    """Reads counters in a thread of its own: every two seconds, or less often where that would take more than `share` of a core,
+    as it does on a machine with thousands of processes."""
+
+    def __init__(self, counters: MachineCounters, every_s: float = 2.0, share: float = 0.0025) -> None:
+        self._counters, self._every_s, self._share = counters, every_s, share
+        self._samples: list[dict[str, float]] = []  # since the last reading, or that one's last
+        self._told = False  # what is in `_samples`
+        self._reading, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="weldtrain-counters", daemon=True)
+        self._thread.start()
+
+    def read(self) -> dict[str, float]:
+        """What was seen since the last reading, or else the last again: of percentages the mean, of sizes the largest."""
+        with self._reading:
+            if not self._samples:  # called before the thread came to it
+                self._samples.append(self._counters.read())
+            samples, self._samples, self._told = self._samples, self._samples[-1:], True
+        return {name: (fmean if name.endswith("_pct") else max)([sample[name] for sample in samples]) for name in samples[0]}
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        start, pause = time.perf_counter(), 0.2  # the first one soon, for runs of a few steps
+        while not self._over.wait(pause):
+            with self._reading:
+                if self._told:
+                    self._samples.clear()
+                self._samples.append(self._counters.read())
+                self._told = False
+            pause = max(self._every_s, time.thread_time() / self._share - (time.perf_counter() - start))
+
+
+def _machine_s() -> tuple[float, float]:
+    """Seconds of all cores together, and of these the idle ones."""
+    times = psutil.cpu_times()
+    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # part of user and nice
+    return sum(times) - guest, times.idle + getattr(times, "iowait", 0.0)
+
+
+def _processor_s(stat: str) -> float:
+    """Seconds that a process or thread has computed; 0 where it is gone, or where there is no /proc."""
+    try:
+        fields = Path(stat).read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):  # it may end between listing and asking
+        return process.memory_info().rss
+    return 0
+
+
+def _page_tables_kb(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmPTE:")), 0)
 
 
 def _nvml_handle(device):

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ import yaml
 
 from weldtrain.errors import ConfigError
 from weldtrain.locks import lock
-from weldtrain.telemetry import board
+from weldtrain.telemetry.writers import WRITERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,8 +38,9 @@ FINISHED = (DONE, PRUNED)
 class RunRecord:
     """A context manager: what happens inside is logged, and the way it ended becomes `status` of the summary."""
 
-    def __init__(self, run_dir: str | os.PathLike[str], config: Mapping[str, Any], resumed: bool = False) -> None:
-        """Takes the directory for this run, a new one or that of a run to be resumed.
+    def __init__(self, run_dir: str | os.PathLike[str], config: Mapping[str, Any], resumed: bool = False,
+                 writers: Sequence[str] = ("tensorboard",)) -> None:
+        """Takes the directory for this run, a new one or that of a run to be resumed; `writers` are names of `WRITERS`.
 
         Raises ConfigError if another run has the directory, or if it cannot be written.
         """
@@ -47,7 +48,7 @@ class RunRecord:
         self.checkpoints = self.dir / "checkpoints"
         self.summary: dict[str, Any] = {}
         self.unchanged = False  # by a run that had nothing left to do
-        self._tensorboard = None
+        self._names, self._opened = [name for name in writers if name in WRITERS], None
         self._start_s = time.time()
         self._purge_step: int | None = None
         try:
@@ -89,8 +90,8 @@ class RunRecord:
         if not self.unchanged:
             self.write(SUMMARY, known | self.summary)
         self._jsonl.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        for writer in self._opened or ():
+            writer.close((known | self.summary)["status"])
         for handler in self._handlers:
             self._root_logger.removeHandler(handler)
             handler.close()
@@ -119,32 +120,37 @@ class RunRecord:
         metrics.jsonl; numbers that are not finite stand there as text, since JSON has none."""
         line = {"step": step, **more, "time_s": round(time.time() - self._start_s, 3), **_plain(values)}
         self._jsonl.write(json.dumps(line, ensure_ascii=False) + "\n")
-        for tag, value in values.items():
-            if value is not None:
-                self.tensorboard.add_scalar(tag, value, step)
+        for writer in self._writers:
+            writer.scalars(step, {tag: value for tag, value in values.items() if value is not None})
 
     def picture(self, step: int, tag: str, image: np.ndarray) -> None:
-        """Shows uint8 [H,W,3] RGB in TensorBoard, as a JPEG: a tenth of what a PNG takes."""
-        self.tensorboard.file_writer.add_summary(board.picture(tag, image), step)
+        """Shows uint8 [H,W,3] RGB."""
+        for writer in self._writers:
+            writer.picture(step, tag, image)
 
-    def describe(self, facts: Mapping[str, object]) -> None:
-        """Gives TensorBoard its boards, and a card with what the run is."""
-        self.tensorboard.add_custom_scalars(board.BOARDS)
-        self.tensorboard.add_text("run", board.card(facts))
+    def curves(self, step: int, tag: str, curves: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Shows precision and recall by class, as `pr_curves` gives them."""
+        for writer in self._writers:
+            writer.curves(step, tag, curves)
+
+    def describe(self, facts: Mapping[str, object], settings: Mapping[str, Any]) -> None:
+        """Says what the run is: facts in words, settings by dotted key. Raises ConfigError where a writer has no server."""
+        for writer in self._writers:
+            writer.describe("/".join(self.dir.parts[-2:]), facts, settings)
 
     def result(self, settings: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
-        """Gives TensorBoard's HPARAMS tab the settings by dotted key, and what came of them by tag."""
-        for summary in board.hparams(settings, metrics):
-            self.tensorboard.file_writer.add_summary(summary)
+        """Says what came of it: settings by dotted key, metrics by tag."""
+        for writer in self._writers:
+            writer.result(settings, {tag: value for tag, value in metrics.items() if value is not None})
 
     @property
-    def tensorboard(self):
-        """The SummaryWriter of `tensorboard/`, made on first use: its import takes a second."""
-        if self._tensorboard is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._tensorboard = SummaryWriter(self.dir / "tensorboard", flush_secs=10, purge_step=self._purge_step)
-        return self._tensorboard
+    def _writers(self) -> list:
+        """Opened on first use: their imports take seconds."""
+        if self._opened is None:
+            self._opened = []
+            for name in self._names:
+                self._opened.append(WRITERS[name](self.dir, self._purge_step))
+        return self._opened
 
 
 class Follower:
@@ -180,7 +186,10 @@ class Follower:
     def picture(self, step: int, tag: str, image: np.ndarray) -> None:
         pass
 
-    def describe(self, facts: Mapping[str, object]) -> None:
+    def curves(self, step: int, tag: str, curves: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        pass
+
+    def describe(self, facts: Mapping[str, object], settings: Mapping[str, Any]) -> None:
         pass
 
     def result(self, settings: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:

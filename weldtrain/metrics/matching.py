@@ -1,0 +1,91 @@
+"""Which defect a detection meets: the one matching that false calls and curves rest on. Pure functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_IOU = 0.5  # of a detection that meets a defect
+
+
+@dataclass
+class Boxes:
+    """Boxes of many pictures, flat: boxes [n,4] x1,y1,x2,y2 in px; labels int [n] from 1; image int [n], which picture
+    in 0..P-1; scores [n] for detections; ignore bool [n] for truth that counts neither way."""
+
+    image: np.ndarray
+    boxes: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray | None = None
+    ignore: np.ndarray | None = None
+
+    @property
+    def ignored(self) -> np.ndarray:
+        """bool [n]."""
+        return np.zeros(len(self.labels), bool) if self.ignore is None else self.ignore
+
+
+def match(found: Boxes, truth: Boxes, min_iou: float = MIN_IOU) -> np.ndarray:
+    """For each detection the row of the truth it meets, -1 where it meets none: int64 [n].
+
+    As COCO has it: the surest detection of a picture and class takes what it overlaps most; a truth is met once, one to be
+    ignored any number of times and only by what meets no other, and of that one the share within it counts in place of IoU.
+    So what those of at least some score meet does not hang on the others.
+    """
+    met = np.full(len(found.labels), -1)
+    of_found, of_truth = _alike(found, truth)
+    ignored = truth.ignored[of_truth]
+    overlap = _overlap(found.boxes[of_found], truth.boxes[of_truth], ignored)
+    order = np.lexsort((-overlap, ignored, of_found, -found.scores[of_found]))
+    taken = np.zeros(len(truth.labels), bool)
+    for pair in order[overlap[order] >= min_iou]:
+        detection, defect = of_found[pair], of_truth[pair]
+        if met[detection] < 0 and not taken[defect]:
+            met[detection] = defect
+            taken[defect] = not ignored[pair]
+    return met
+
+
+def pr_curves(found: Boxes, truth: Boxes, classes: Sequence[str], points: int = 101) -> dict[str, dict[str, np.ndarray]]:
+    """By class with truth, at the scores 0 ... 1 of `points`: `tp fp fn` counts, `precision` and `recall`, float64 [points].
+    Precision is 1 where nothing is that sure."""
+    met = match(found, truth)
+    counts = (met < 0) | ~truth.ignored[met] if len(truth.labels) else np.ones(len(met), bool)
+    thresholds = np.linspace(0, 1, points)
+    curves = {}
+    for label, name in enumerate(classes, 1):
+        defects = int(np.count_nonzero((truth.labels == label) & ~truth.ignored))
+        if not defects:
+            continue
+        own = (found.labels == label) & counts
+        tp, fp = (_at_least(found.scores[own & which], thresholds) for which in (met >= 0, met < 0))
+        curves[name] = {"tp": tp, "fp": fp, "fn": defects - tp, "recall": tp / defects,
+                        "precision": np.divide(tp, tp + fp, out=np.ones(points), where=tp + fp > 0)}
+    return curves
+
+
+def _at_least(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    return (len(scores) - np.searchsorted(np.sort(scores), thresholds)).astype(float)
+
+
+def _alike(found: Boxes, truth: Boxes) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of a detection and a truth of the same picture and class, as rows of both: int64 [pairs] each."""
+    classes = 1 + max(found.labels.max(initial=0), truth.labels.max(initial=0))
+    wanted, there = (boxes.image.astype(np.int64) * classes + boxes.labels for boxes in (found, truth))
+    order = np.argsort(there, kind="stable")
+    first, end = (np.searchsorted(there[order], wanted, side) for side in ("left", "right"))
+    many = end - first
+    of_found = np.repeat(np.arange(len(wanted)), many)
+    place = np.arange(len(of_found)) - np.repeat(np.cumsum(many) - many, many)  # 0, 1, … within a detection's pairs
+    return of_found, order[np.repeat(first, many) + place]
+
+
+def _overlap(a: np.ndarray, b: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """IoU of boxes a [n,4] and b [n,4], or where `within` the share of a that lies in b: float64 [n]."""
+    a, b = np.asarray(a, np.float64).reshape(-1, 4), np.asarray(b, np.float64).reshape(-1, 4)
+    sides = np.clip(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0, None)
+    common, area, other = sides.prod(1), (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
+    whole = np.where(within, area, area + other - common)
+    return np.divide(common, whole, out=np.zeros(len(a)), where=whole > 0)
