@@ -170,6 +170,20 @@ def test_any_folder_of_runs_is_compared(tmp_path, capsys):
         compare(tmp_path / "deep" / "bad" / "none", "val/map")
 
 
+def test_keys_that_a_choice_decides_are_that_choice(tmp_path, capsys):
+    for i, (choice, flip, lr) in enumerate([("none", 0.0, 0.1), ("light", 0.5, 0.1), ("light", 0.5, 0.2)]):
+        made(tmp_path, str(i), map_50=0.1 * i, lr=lr)
+        config = yaml.safe_load((tmp_path / str(i) / "config.yaml").read_text())
+        (tmp_path / str(i) / "config.yaml").write_text(yaml.safe_dump(config | {"augment": {"hflip": flip, "vflip": flip}}))
+        (tmp_path / str(i) / ".hydra").mkdir()
+        (tmp_path / str(i) / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(
+            {"hydra": {"runtime": {"choices": {"augment": choice, "optimizer": "sgd"}}}}))
+    compare(tmp_path, "val/map_50")
+    assert "Best by val/map_50: augment=light, optimizer.lr=0.2" in capsys.readouterr().out
+    table = list(csv.DictReader((tmp_path / "sweep.csv").open(encoding="utf-8")))
+    assert [(row["augment"], row["optimizer.lr"]) for row in table] == [("light", "0.2"), ("light", "0.1"), ("none", "0.1")]
+
+
 def test_objectives_and_what_is_worst():
     summary = {"map_50": 0.5, "per_class_ap": {"a/b": 0.25}, "images_per_s": "nan"}
     assert objective_of(summary, "val/map_50") == 0.5 and objective_of(summary, "val/ap/a/b") == 0.25

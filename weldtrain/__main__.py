@@ -90,7 +90,7 @@ def main() -> None:
                 overrides.append("hydra.output_subdir=null")  # written by the first
         config.register(stamp)
         given = named(overrides)
-        if not given.keys() & {"experiment", "dataset"}:
+        if not given.keys() & {"experiment", "dataset"} and given.get("task") != "compare":
             # A folder is recognised; without one a first run needs no arguments and no GPU.
             overrides.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
         if sweeping:

@@ -86,3 +86,18 @@ def test_totals_count_every_interval_once_and_pauses_never():
     run(clock, [0.0] * 4, [0.01] * 4, images=2)
     totals = clock.totals()
     assert totals["loader/images_per_s"] == pytest.approx((12 + 8) / 0.07, rel=0.25)
+
+
+def test_a_resumed_run_is_told_as_a_whole():
+    first = StepClock(torch.device("cpu"))
+    run(first, [0.02] * 5, [0.02] * 5)
+    first.took(4, {"decode": 0.2}, 1)
+    unfinished = StepClock(torch.device("cpu"))
+    unfinished.restore(first.state())
+    assert unfinished.totals() == first.totals()  # nothing was left to do
+    again = StepClock(torch.device("cpu"))
+    again.restore(first.state())
+    run(again, [9.0, 0.0, 0.0], [0.02] * 3)  # workers start once more
+    totals = again.totals()
+    assert totals["loader/images_per_s"] == pytest.approx(4 * (4 + 2) / (4 * 0.04 + 2 * 0.02))
+    assert totals["loader/decode_ms"] == pytest.approx(50) and again.epoch_starts_s == pytest.approx([0.02, 9.0])

@@ -332,6 +332,7 @@ class Trainer:
             "skipped": self.skipped,
             "sums": self._sums,
             "unlogged": self._unlogged,
+            "clock": self.clock.state(),
             "classes": self.classes,
             "config": asdict(self.cfg),
         }
@@ -361,6 +362,8 @@ class Trainer:
             log.warning("the batches are others than before: %d pictures of this epoch come twice", rest)
         self._sums.copy_(state["sums"])
         self._unlogged = state["unlogged"]
+        if "clock" in state:
+            self.clock.restore(state["clock"])
 
 
 def _with_rates_of(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from weldtrain.config import Config, flat
+from weldtrain.config import GROUPS, Config, flat
 from weldtrain.errors import DataError
 from weldtrain.metrics.comparison import Group, group, importance, is_minimised, objective_of, ties
 from weldtrain.telemetry import report
@@ -29,14 +29,15 @@ _COLUMNS = 5  # of keys on the screen, those that explain most; the files have a
 
 @dataclass
 class Run:
-    """`keys` are its settings by dotted key, empty where it failed before they were known."""
+    """`keys` are its settings by dotted key, those asked for where it failed before all were known; `choices` are by group."""
 
     dir: Path
     status: str
     error: str
     objective: float | None
     summary: Mapping[str, Any]
-    keys: Mapping[str, Any]
+    keys: dict[str, Any]
+    choices: Mapping[str, str]
 
 
 def run(cfg: Config, record: RunRecord) -> None:
@@ -51,11 +52,11 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
     runs = [found for file in sorted(folder.glob(f"**/{SUMMARY}")) if (found := _run(file, objective))]
     if not runs:
         raise DataError("no training run with a summary.json in it", folder, "give the directory of a sweep, or output_dir")
-    varied = _varied(runs)
+    varied = _by_choice(runs, _varied(runs))
     sign = -1.0 if is_minimised(objective) else 1.0
     values = [math.nan if r.objective is None else sign * r.objective for r in runs]
     names = [key for key in varied if key != _SEED]
-    settings = [tuple(str(r.keys.get(key)) for key in names) for r in runs]
+    settings = [tuple(_shown(r.keys.get(key)) for key in names) for r in runs]
     groups = group(settings, values)
     tied = ties(groups, values)
     weights = importance({key: [r.keys.get(key) for r in runs] for key in names}, values)
@@ -63,13 +64,13 @@ def compare(folder: Path, objective: str, place: Path | None = None) -> None:
 
     rows = [_row(runs[i], varied, folder) for i in order]
     told = [key for key in varied if key == _SEED or key in list(weights)[:_COLUMNS]]
-    table(f"{len(runs)} runs by {objective}", ("run", *told, objective, "images/s", "s", "status"),
+    table(f"{len(runs)} runs by {objective}", ("run", *_brief(told), objective, "images/s", "s", "status"),
           [(r["run"], *(_shown(r[key]) for key in told), r["objective"], r["images_per_s"], r["train_s"], r["status"])
            for r in rows])
     together = [(*settings[g.members[0]], len(g.members), _interval(g, sign), "a tie" if tie and g is not groups[0] else "")
                 for g, tie in zip(groups, tied)] if any(len(g.members) > 1 for g in groups) else []
     if together:
-        table("seeds together", (*names, "seeds", f"{objective}, 95 % interval", ""), together)
+        table("seeds together", (*_brief(names), "seeds", f"{objective}, 95 % interval", ""), together)
     verdict = _verdict(runs, groups, tied, names, objective, sign)
     for r in rows:
         if r["error"]:
@@ -103,7 +104,16 @@ def _run(file: Path, objective: str) -> Run | None:
         return None
     status = summary["status"]
     return Run(file.parent, status, summary.get("error", ""), objective_of(summary, objective) if status in FINISHED else None,
-               summary, keys or _asked_for(file.parent))
+               summary, keys or _asked_for(file.parent), _choices(file.parent))
+
+
+def _choices(run_dir: Path) -> Mapping[str, str]:
+    """What was chosen in each group of the configuration; nothing where Hydra left no word of it."""
+    try:
+        text = (run_dir / ".hydra" / "hydra.yaml").read_text("utf-8")
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["hydra"]["runtime"]["choices"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return {}
 
 
 def _asked_for(run_dir: Path) -> dict[str, Any]:
@@ -123,6 +133,25 @@ def _varied(runs: list[Run]) -> list[str]:
     asked = {key for r in runs if "task" not in r.keys for key in r.keys if key in keys}
     return found + [key for key in keys if key in asked - set(found) and
                     len({str(r.keys[key]) for r in runs if key in r.keys}) > 1]
+
+
+def _by_choice(runs: list[Run], varied: list[str]) -> list[str]:
+    """`varied`, where all keys that the choice in a group decides, such as augment.*, have become that one."""
+    for name in GROUPS:
+        chosen = [str(r.choices.get(name)) for r in runs]
+        decided = [key for key in varied if key.startswith(f"{name}.")
+                   and len({(c, str(r.keys[key])) for c, r in zip(chosen, runs) if key in r.keys}) <= len(set(chosen))]
+        if decided and len(set(chosen)) > 1:
+            varied = [name if key == decided[0] else key for key in varied if key not in decided[1:]]
+            for r, choice in zip(runs, chosen):
+                r.keys[name] = choice
+    return varied
+
+
+def _brief(keys: list[str]) -> list[str]:
+    """Their last parts, where these tell them apart: a screen is narrow."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [short if last.count(short) == 1 else key for key, short in zip(keys, last)]
 
 
 def _row(run: Run, varied: list[str], folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import logging
 import shlex
 import signal
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +56,7 @@ class _Data(NamedTuple):
 
 def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     """Returns the best epoch's AP50 on the validation split, None where it has no defects."""
-    start, asked = time.perf_counter(), cfg
+    asked = cfg
     device, dtype = _prepared(cfg)
     state = resumed_state(Path(cfg.resume)) if cfg.resume not in (None, AUTO) else None
     if cfg.resume == AUTO:
@@ -97,7 +96,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         own = named(own_overrides(sys.argv)).keys() | set(_COMPARED)
         record.result({key: settings[key] for key in sorted(own & settings.keys())},
                       {"val/map_50": result["map_50"], "val/map": result["map"], "loader/images_per_s": result["images_per_s"]})
-    record.summary |= {**result, "train_s": time.perf_counter() - start} | ({"status": PRUNED} if trainer.pruned else {})
+    record.summary |= {**result, "train_s": record.elapsed_s} | ({"status": PRUNED} if trainer.pruned else {})
 
     if place.first:
         ap_table(f"epoch {result['best_epoch'] + 1} on {len(data.val)} pictures of split '{cfg.evaluate.split}'", result)

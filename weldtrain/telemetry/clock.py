@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -50,12 +51,21 @@ class _Sums:
         }
 
 
+def _plain(sums: _Sums) -> dict[str, Any]:
+    return {**vars(sums), "work_s": dict(sums.work_s)}
+
+
+def _sums(plain: Mapping[str, Any]) -> _Sums:
+    return _Sums(**{**plain, "work_s": Counter(plain["work_s"])})
+
+
 @dataclass
 class StepClock:
     """One for a training run. The order of calls: `start_epoch`, then for each step `wait copy compute end_step`."""
 
     device: torch.device
     epoch_starts_s: list[float] = field(default_factory=list)
+    _starting: bool = True
     _first_step: _Sums | None = None
     _run: _Sums = field(default_factory=_Sums)
     _interval: _Sums = field(default_factory=_Sums)
@@ -100,9 +110,9 @@ class StepClock:
         self._mark_s = now
         self._interval.steps += whole
         self._interval.images += images
-        if self._first_step is None:
+        if self._starting:
             self._take_events()
-            self._first_step, self._interval, self._mark_s = self._interval, _Sums(), time.perf_counter()
+            self._starting, self._first_step, self._interval, self._mark_s = False, self._interval, _Sums(), time.perf_counter()
 
     def read(self) -> dict[str, float]:
         """The rates since the last reading; of the first step, where there was no other. Waits for the device: call it on log
@@ -120,6 +130,19 @@ class StepClock:
         self.read()
         later = self.epoch_starts_s[1:] or self.epoch_starts_s
         return self._or_first(self._run).rates() | {"loader/epoch_start_s": sum(later) / max(len(later), 1)}
+
+    def state(self) -> dict[str, Any]:
+        """All that was counted so far, as plain values: a run that is resumed counts on from it."""
+        run = _Sums()
+        run.add(self._run)
+        run.add(self._interval)
+        return {"run": _plain(run), "first_step": self._first_step and _plain(self._first_step),
+                "epoch_starts_s": [*self.epoch_starts_s]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Counts on from a `state`. This process's own first step is left out like any run's."""
+        self._run, self._first_step = _sums(state["run"]), state["first_step"] and _sums(state["first_step"])
+        self.epoch_starts_s = [*state["epoch_starts_s"]]
 
     def _or_first(self, sums: _Sums) -> _Sums:
         return sums if sums.wall_s or self._first_step is None else self._first_step

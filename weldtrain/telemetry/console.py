@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 
 _PLAIN_EVERY_S = 30.0
+_FILE_WIDTH = 200  # of a table that is written into a file
 
 
 class ProgressLine:
@@ -75,6 +77,8 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]],
         grid.add_section()
         grid.add_row(*map(_text, last))
     console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH  # else it would wrap at 80
     console.print(_text(title))  # a table's own title would wrap at its width
     console.print(grid)
 

@@ -96,6 +96,11 @@ class RunRecord:
             self._root_logger.removeHandler(handler)
             handler.close()
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began, without the time between its processes where it was resumed."""
+        return time.time() - self._start_s
+
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file into the run directory."""
         (self.dir / name).write_text(json.dumps(_plain(values), indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -118,7 +123,7 @@ class RunRecord:
     def scalars(self, step: int, values: Mapping[str, float | None], **more: float) -> None:
         """Writes one set of figures under their TensorBoard tags. None means "nothing can be said" and is null in
         metrics.jsonl; numbers that are not finite stand there as text, since JSON has none."""
-        line = {"step": step, **more, "time_s": round(time.time() - self._start_s, 3), **_plain(values)}
+        line = {"step": step, **more, "time_s": round(self.elapsed_s, 3), **_plain(values)}
         self._jsonl.write(json.dumps(line, ensure_ascii=False) + "\n")
         for writer in self._writers:
             writer.scalars(step, {tag: value for tag, value in values.items() if value is not None})
@@ -173,6 +178,8 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self._root_logger.removeHandler(self._handler)
+
+    elapsed_s = 0.0
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         pass
