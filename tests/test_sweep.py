@@ -205,6 +205,9 @@ def test_which_sweep_goes_on(tmp_path):
     assert resuming.sweep(["seed=5,6", "resume=auto"], tmp_path) == ["seed=5,6", "resume=auto"]
     assert resuming.sweep(["resume=outputs/a/1", "trainer.epochs=9"], tmp_path) == [
         "seed=1,2", "dataset.root='/there/mine'", "trainer.epochs=9", "resume=auto", f"hydra.sweep.dir='{tmp_path}/outputs/a/1'"]
+    job = tmp_path / "outputs/a/1/0"
+    assert resuming.varied(["seed=2", "dataset.root=mine"], job) == {"seed": "2"}
+    assert resuming.varied(["seed=2", "augment=full"], tmp_path) == {"seed": "2", "augment": "full"}
     with pytest.raises(ConfigError, match="not the directory of a sweep"):
         resuming.sweep(["seed=1,2", "resume=outputs"], tmp_path)
     with pytest.raises(ConfigError, match="study goes on by"):

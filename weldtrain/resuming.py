@@ -86,6 +86,13 @@ def sweep(overrides: Sequence[str], cwd: Path) -> list[str]:
     return [*kept, *without(overrides, "resume"), "resume=auto", f"hydra.sweep.dir={quoted(str(file.parent))}"]
 
 
+def varied(overrides: Sequence[str], run_dir: Path) -> dict[str, str]:
+    """Of a run's overrides those that its sweep varies, by key; all of them where it is no job of a sweep."""
+    file = run_dir.parent / _SWEPT
+    common = _swept(file)[0] if file.is_file() else []
+    return named([o for o in overrides if o not in common])
+
+
 def _swept(file: Path) -> tuple[list[str], str]:
     """A sweep's own overrides, and the folder where that command was given."""
     saved = yaml.safe_load(file.read_text("utf-8"))["hydra"]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from weldtrain.config import AUTO, Config, flat
+from weldtrain.config import AUTO, PATH_KEYS, Config, flat
 from weldtrain.data.audit import label_findings, survival, survival_findings
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
@@ -35,15 +35,14 @@ from weldtrain.formats.record import summary
 from weldtrain.interruption import listen
 from weldtrain.models.detector import Detector, build_detector
 from weldtrain.models.weights import load_weights
-from weldtrain.overrides import named
-from weldtrain.resuming import MADE_OF, own_overrides, sound
+from weldtrain.resuming import MADE_OF, own_overrides, sound, varied
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.provenance import provenance
 from weldtrain.telemetry.record import PRUNED, Follower, RunRecord
 
 log = logging.getLogger(__name__)
 
-# The settings that runs are compared by, beside those that their commands name.
+# By which runs are compared, beside what their commands name.
 _COMPARED = ("model.backbone", "model.min_size", "loader.batch_size", "optimizer.name", "optimizer.lr", "trainer.epochs", "seed")
 
 
@@ -92,9 +91,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         _describe(record, cfg, data, device, loader.plan.notes)
         trainer.fit()
         result = trainer.summary()
-        settings = flat(asdict(cfg))
-        own = named(own_overrides(sys.argv)).keys() | set(_COMPARED)
-        record.result({key: settings[key] for key in sorted(own & settings.keys())},
+        record.result(_compared(cfg, record.dir),
                       {"val/map_50": result["map_50"], "val/map": result["map"], "loader/images_per_s": result["images_per_s"]})
     record.summary |= {**result, "train_s": record.elapsed_s} | ({"status": PRUNED} if trainer.pruned else {})
 
@@ -174,6 +171,13 @@ def _describe(record: RunRecord | Follower, cfg: Config, data: _Data, device: to
         "model": f"{cfg.model.backbone}, {cfg.model.min_size} px", "device": device_name(device),
         **{note: "" for note in notes},
     }, flat(asdict(cfg)))
+
+
+def _compared(cfg: Config, run_dir: Path) -> dict[str, Any]:
+    """The settings that runs are compared by, those first that this one's sweep varies."""
+    settings, asked = flat(asdict(cfg)), varied(own_overrides(sys.argv), run_dir)
+    first = {key: settings.get(key, asked[key]) for key in asked if key not in PATH_KEYS and not key.startswith("hydra")}
+    return first | {key: settings[key] for key in _COMPARED}
 
 
 def resumed_state(path: Path) -> dict[str, Any]:

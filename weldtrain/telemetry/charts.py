@@ -52,13 +52,14 @@ def line_chart(points: Sequence[Mapping[str, Any]], model_per_s: float) -> dict[
             "model_y": y(model_per_s) if model_per_s <= most else None}
 
 
-_AXIS_PX, _AXIS_TOP, _AXIS_BOTTOM, _TICKS = 150, 30, 260, 6
+_AXIS_PX, _AXES_PX, _AXIS_TOP, _AXIS_BOTTOM, _TICKS = 150, 600, 30, 260, 6
 
 
 def parallel_axes(names: Sequence[str], runs: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Parallel coordinates: an axis for each name, a line for each run. Numbers stand to scale, or where they span more than a
     factor of twenty to that of their logarithms; other values in order."""
     axes, at = [], []
+    apart = max(_AXIS_PX, _AXES_PX / max(len(names) - 1, 1))
     for k, name in enumerate(names):
         column = [run[k] for run in runs]
         numbers = bool(column) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in column)
@@ -69,7 +70,7 @@ def parallel_axes(names: Sequence[str], runs: Sequence[Sequence[Any]]) -> dict[s
         y = {v: round(_AXIS_BOTTOM - (_AXIS_BOTTOM - _AXIS_TOP) * (p - low) / span, 1) for v, p in zip(distinct, places)}
         at.append([y[v if numbers else str(v)] for v in column])
         shown = distinct if len(distinct) <= _TICKS else [distinct[0], distinct[len(distinct) // 2], distinct[-1]]
-        axes.append({"x": 70 + k * _AXIS_PX, "name": name,
+        axes.append({"x": round(70 + k * apart), "name": name,
                      "ticks": [{"y": y[v], "text": short(v) if isinstance(v, float) else v} for v in shown]})
     lines = [" ".join(f"{axis['x']},{column[i]}" for axis, column in zip(axes, at)) for i in range(len(runs))]
-    return {"axes": axes, "lines": lines, "width": 140 + _AXIS_PX * max(len(names) - 1, 1)}
+    return {"axes": axes, "lines": lines, "width": round(160 + apart * max(len(names) - 1, 1))}

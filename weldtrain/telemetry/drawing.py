@@ -23,10 +23,10 @@ def draw_dashed(image: np.ndarray, box: Sequence[float], colour: tuple[int, int,
     x1, y1, x2, y2 = (int(v) for v in box)
     for x in range(x1, x2, 2 * dash):
         for y in (y1, y2):
-            cv2.line(image, (x, y), (min(x + dash, x2), y), colour, 1)
+            cv2.line(image, (x, y), (min(x + dash, x2), y), colour, 2)
     for y in range(y1, y2, 2 * dash):
         for x in (x1, x2):
-            cv2.line(image, (x, y), (x, min(y + dash, y2)), colour, 1)
+            cv2.line(image, (x, y), (x, min(y + dash, y2)), colour, 2)
 
 
 def draw_found(image: np.ndarray, box: Sequence[float], label: int, text: str) -> None:
