@@ -166,6 +166,7 @@ def test_any_folder_of_runs_is_compared(tmp_path, capsys):
     page = (tmp_path / "sweep.html").read_text()
     assert "<script>alert" not in page and page.count("<polyline") == 5
     compare(tmp_path, "train_s")
+    assert "Best by train_s" in capsys.readouterr().out
     with pytest.raises(DataError, match="no training run"):
         compare(tmp_path / "deep" / "bad" / "none", "val/map")
 
@@ -182,6 +183,13 @@ def test_keys_that_a_choice_decides_are_that_choice(tmp_path, capsys):
     assert "Best by val/map_50: augment=light, optimizer.lr=0.2" in capsys.readouterr().out
     table = list(csv.DictReader((tmp_path / "sweep.csv").open(encoding="utf-8")))
     assert [(row["augment"], row["optimizer.lr"]) for row in table] == [("light", "0.2"), ("light", "0.1"), ("none", "0.1")]
+
+
+def test_repeats_of_one_setting_are_told_as_that(tmp_path, capsys):
+    for seed, value in enumerate([0.4, 0.6]):
+        made(tmp_path, str(seed), map_50=value, seed=seed)
+    compare(tmp_path, "val/map_50")
+    assert "of settings that differ in no more than the seed: 0.500 ± 1.271" in capsys.readouterr().out
 
 
 def test_objectives_and_what_is_worst():
@@ -205,6 +213,9 @@ def test_which_sweep_goes_on(tmp_path):
     assert resuming.sweep(["seed=5,6", "resume=auto"], tmp_path) == ["seed=5,6", "resume=auto"]
     assert resuming.sweep(["resume=outputs/a/1", "trainer.epochs=9"], tmp_path) == [
         "seed=1,2", "dataset.root='/there/mine'", "trainer.epochs=9", "resume=auto", f"hydra.sweep.dir='{tmp_path}/outputs/a/1'"]
+    with pytest.raises(ConfigError, match="one directory for all jobs"):
+        resuming.sweep(["seed=1,2", "hydra.sweep.subdir=x"], tmp_path)
+    assert resuming.sweep(["hydra.sweep.subdir='${hydra.job.num}_a'"], tmp_path)
     job = tmp_path / "outputs/a/1/0"
     assert resuming.varied(["seed=2", "dataset.root=mine"], job) == {"seed": "2"}
     assert resuming.varied(["seed=2", "augment=full"], tmp_path) == {"seed": "2", "augment": "full"}

@@ -61,9 +61,12 @@ def find(overrides: Sequence[str], cwd: Path) -> Resumption | None:
 def sweep(overrides: Sequence[str], cwd: Path) -> list[str]:
     """The command of a sweep, and where it has `resume` the directory that it goes on in: auto is the newest of the same command.
 
-    Raises ConfigError for a sweeper that cannot go on so, and for a directory that is not a sweep's.
+    Raises ConfigError for a sweeper that cannot go on so, for a directory that is not a sweep's, and for one that all jobs
+    would share.
     """
     given = named(overrides)
+    if "${" not in given.get("hydra.sweep.subdir", "${"):
+        raise ConfigError("is one directory for all jobs", "hydra.sweep.subdir", "leave it alone, or have ${hydra.job.num} in it")
     wanted = given.get("resume", "null")
     if wanted == "null" or (wanted == config.AUTO and "hydra.sweep.dir" in given):
         return [*overrides]

@@ -39,3 +39,19 @@ def test_boards_card_pictures_and_settings_lie_in_one_file(tmp_path, events):
 
 def test_a_card_is_one_table_whatever_its_values_hold():
     assert card({"a|b": "x\ny | z"}).splitlines() == ["| | |", "|---|---|", "| a\\|b | x y \\| z |"]
+
+
+def test_the_files_of_a_long_run_stay_small(tmp_path):
+    tags = [f"{group}/{name}_{i}" for group in ("loss", "loader", "system", "step") for name in ("value_ms",) for i in range(11)]
+    noise = np.random.default_rng(0).integers(0, 256, (4 * 324, 644, 3), np.uint8)  # as large as a JPEG can be
+    counts = np.arange(101.0)
+    curve = {name: counts for name in ("tp", "fp", "fn", "precision", "recall")}
+    with RunRecord(tmp_path / "run", {}) as record:
+        for step in range(0, 5100, 50):  # a fiftieth of the lines, and all pictures and curves that a run of 100 epochs keeps
+            record.scalars(step, dict.fromkeys(tags, 1.0))
+        lines = sum(file.stat().st_size for file in (tmp_path / "run").glob("tensorboard/*"))
+        for step in range(20):
+            record.picture(step, "val/examples", noise)
+            record.curves(step, "val/pr", {f"class {i}": curve for i in range(20)})
+    whole = sum(file.stat().st_size for file in (tmp_path / "run").glob("tensorboard/*"))
+    assert whole - lines + 50 * lines < 50e6

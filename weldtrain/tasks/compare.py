@@ -178,8 +178,9 @@ def _verdict(runs: list[Run], groups: list[Group], tied: list[bool | None], name
         return "No run has a result."
     best = groups[0]
     first = runs[best.members[0]]
-    what = ", ".join(f"{key}={_shown(first.keys.get(key))}" for key in names) or str(first.dir)
-    text = f"Best by {objective}: {what} ({_interval(best, sign)})."
+    what = ", ".join(f"{key}={_shown(first.keys.get(key))}" for key in names)
+    text = f"Best by {objective}: {what} ({_interval(best, sign)})." if names else (
+        f"{objective} of settings that differ in no more than the seed: {_interval(best, sign)}.")
     equals = sum(bool(tie) for tie in tied[1:])
     if equals:
         text += f" Its lead over {equals} other{'s' if equals > 1 else ''} is within the noise of the seeds: a tie."
