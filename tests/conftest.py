@@ -15,7 +15,10 @@ from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.indexing import open_index
 from weldtrain.validation import validated
 
-torch.set_num_threads(2)
+# Beside other tests each has one core: two threads that wait for a core each burn another's.
+_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+torch.set_num_threads(_THREADS)
+os.environ.setdefault("OMP_NUM_THREADS", str(_THREADS))  # of the processes that tests start
 
 
 @pytest.fixture(scope="session")

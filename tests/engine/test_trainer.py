@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,8 +45,8 @@ def test_a_run_writes_everything_it_promises(configured, tmp_path):
     tags = {tag for line in lines for tag in line}
     assert tags >= {f"loss/{n}" for n in ("total", *trainer.LOSSES)} | {
         "optim/lr", "optim/grad_norm", "loader/images_per_s", "loader/data_wait_ms", "loader/data_wait_pct", "loader/h2d_ms",
-        "loader/epoch_start_s", "step/compute_ms", "step/total_ms", "system/cpu_pct", "system/rss_mb", "val/map", "val/map_50",
-        "val/ap/crack"}
+        "loader/epoch_start_s", "step/compute_ms", "step/total_ms", "system/cpu_pct", "system/workers_cpu_pct", "system/rss_mb",
+        "system/workers_rss_mb", "system/page_tables_mb", "val/map", "val/map_50", "val/ap/crack"}
     assert [line["step"] for line in lines if "loss/total" in line] == [1, 2, 3, 4]
     best = checkpoint.load(summary["checkpoint"])
     assert checkpoint.epochs_done(best) == summary["best_epoch"] + 1
@@ -55,8 +56,27 @@ def test_a_run_writes_everything_it_promises(configured, tmp_path):
     assert {tag for tag in tags if "/" in tag} <= {*shown.Tags()["scalars"]} | {"loader/queue_depth"} | {
         tag for tag in tags if all(line.get(tag) is None for line in lines)}
     assert [image.step for image in shown.Images("val/examples")] == [2, 4]
-    assert {"run/text_summary", "custom_scalars__config__"} <= {*shown.Tags()["tensors"]}
+    pr = {f"val/pr/{name}" for name, ap in summary["per_class_ap"].items() if ap is not None}
+    assert pr and {"run/text_summary", "custom_scalars__config__", *pr} <= {*shown.Tags()["tensors"]}
     assert file.stat().st_size < 2e6
+
+
+@pytest.mark.parametrize(("epochs", "every", "log_every", "shown"), [
+    (3, 1, 10, [1, 2, 3]), (100, 1, 16, list(range(5, 101, 5))), (26, 4, 10, [4, 8, 12, 16, 20, 24, 26])])
+def test_a_long_run_is_told_in_fewer_lines_and_pictures(configured, tmp_path, epochs, every, log_every, shown):
+    cfg = configured(f"trainer.epochs={epochs}", f"trainer.eval_every={every}", "trainer.max_steps=null",
+                     "trainer.log_every=auto")
+    model = build_detector(cfg.model, 4)
+    order = SimpleNamespace(rounds=801, drop_last=True)
+    with RunRecord(tmp_path, {}) as record:
+        it = trainer.Trainer(model, SimpleNamespace(order=order), None, ["a"], cfg, torch.device("cpu"), None, record)
+        assert it.log_every == log_every
+        told = []
+        for it.epoch in range(1, epochs + 1):
+            if it._evaluation_due() and it._shown():
+                told.append(it.epoch)
+        it._machine.close()
+    assert told == shown
 
 
 def test_it_learns(configured, tmp_path):

@@ -17,6 +17,8 @@ from weldtrain.errors import ConfigError
 from weldtrain.tasks import doctor
 from weldtrain.telemetry.record import RunRecord
 
+pytestmark = pytest.mark.alone
+
 QUICK = ("task=doctor", "doctor.budget_s=4", "loader=optimised", "loader.batch_size=2", "loader.cache=none", "augment=light")
 
 
