@@ -13,6 +13,6 @@ run() {  # pytest's exit code; 5, where nothing was chosen, is one that the othe
 }
 
 chosen=0
-run -n auto -m "not alone" "$@"
+run -n auto --dist worksteal -m "not alone" "$@"
 run -m alone "$@"
 ((chosen)) || exit 5

@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 the user's configuration or data is wron
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import importlib
 import io
 import logging
@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,14 +26,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from weldtrain import config, interruption, resuming, sweep
-from weldtrain.errors import ConfigError, WeldtrainError
+from weldtrain.diagnosis import explained
+from weldtrain.errors import ConfigError, WeldtrainError, one_line
 from weldtrain.overrides import check_override_keys, named, quoted_text, without
+from weldtrain.tasks.explain import explain
 from weldtrain.validation import validated
-
-# The place for results is full, or may not be written, or cannot be.
-_NO_PLACE = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
-             errno.ENAMETOOLONG)
-
 
 _PLUGINS = {"submitit": "slurm", "joblib": "sweep", "optuna": "sweep", "ray": "ray"}  # of Hydra, and the extra that holds it
 
@@ -51,8 +49,13 @@ def _run(composed: DictConfig) -> float | None:
         rank = int(os.environ.get("RANK", 0))
         with (Follower(runtime.output_dir, rank) if rank
               else RunRecord(runtime.output_dir, asdict(cfg), resumed, cfg.trainer.log)) as record:
-            task = importlib.import_module(f"weldtrain.tasks.{cfg.task}")
-            return task.run(cfg, record)
+            try:
+                return importlib.import_module(f"weldtrain.tasks.{cfg.task}").run(cfg, record)
+            except Exception as error:
+                if (better := explained(error)) is None:
+                    raise
+                better.samples = getattr(error, "samples", ())
+                raise better from error
     except Exception as error:
         # SystemExit passes Hydra, which would print a line of its own before ours.
         raise SystemExit(_report(error)) from error
@@ -63,16 +66,19 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a class named 裂纹 must not end a run whose screen cannot show it
+    sys.stdout, sys.stderr = _Outlived(sys.stdout), _Outlived(sys.stderr)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     interruption.listen(signal.SIGINT, signal.SIGTERM)
     try:
         sys.argv[1:] = [quoted_text(a) for a in sys.argv[1:]]
         overrides = [a for a in sys.argv[1:] if not a.startswith("-") and ("=" in a or a.startswith("~"))]
         others = [a for a in sys.argv[1:] if a not in overrides]
+        if named(overrides).get("task") == "explain":
+            return explain(named(overrides).get("error"))  # before all that a run needs, and may be what failed
         check_override_keys(overrides)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor", "compare")):
+        if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor", "compare", "replay")):
             raise ConfigError("does not work under torchrun", "-m" if sweeping else "task", "start it alone")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
             overrides = [*without(overrides, "resume"), "resume=auto"]
@@ -110,8 +116,36 @@ def main() -> None:
         sys.exit(_report(error))
 
 
+class _Outlived:
+    """Standard output or error, whose reader may go away before the run is over (`| head`): what follows then goes nowhere."""
+
+    def __init__(self, stream: io.TextIOBase) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._unbroken():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._unbroken():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
 def _report(error: Exception) -> int:
     """Prints the error's one line and returns the exit code."""
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        error = explained(error) or error
     if isinstance(error, WeldtrainError):
         rank = int(os.environ.get("RANK", 0))
         print(f"weldtrain: rank {rank}: {error}" if rank else f"weldtrain: {error}", file=sys.stderr)
@@ -119,13 +153,11 @@ def _report(error: Exception) -> int:
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         print(f"weldtrain: {_hydra_line(error)}", file=sys.stderr)
         return 2
-    if isinstance(error, OSError) and error.errno in _NO_PLACE:
-        place = error.filename or "a file of the run"
-        print(f"weldtrain: {place}: {error.strerror}; set output_dir and cache_dir to folders with room and the right to write",
-              file=sys.stderr)
-        return 1
-    traceback.print_exception(error)
-    print(f"weldtrain: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    text = one_line(f"{type(error).__name__}: {error}")
+    crash = getattr(error, "crash", None)  # of a run
+    if crash is None:
+        traceback.print_exception(error)
+    print(f"weldtrain: {text}; not a known failure: please report it" + (f" with {crash}" if crash else ""), file=sys.stderr)
     return 1
 
 

@@ -175,6 +175,7 @@ class TrainerConfig:
     save_every: int | None = key(None, ge=1)
     keep_best: int = key(1, ge=1)
     keep_every: int | None = key(None, ge=1)
+    hang_s: float | None = key(1800.0, gt=0)
     stop_signal: str | None = key(None, choices=("USR1", "USR2", "HUP"))
     compile: bool = False
     profile: list[int] | None = key(None, ge=1)
@@ -211,6 +212,8 @@ class Config:
     checkpoint: str | None = None
     resume: str | None = None
     runs: str | None = None
+    run: str | None = None
+    error: str | None = None
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -231,7 +234,7 @@ ELSEWHERE = {
     "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val",
     "seed_everything": "seed", "conf": "evaluate.score_thresh",
 }
-PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "dataset.root")
+PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "run", "dataset.root")
 AUTO = "auto"  # of `resume`: the newest run there is
 TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group")
 

@@ -5,11 +5,17 @@ The entry point prints that line last and exits with `exit_code`; the traceback 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 
 class WeldtrainError(Exception):
-    """`what` happened, `where` (file:line or config key), how to `fix` it. Pickles whole, so a worker can send it."""
+    """`what` happened, `where` (file:line or config key), how to `fix` it. Pickles whole, so a worker can send it.
+
+    `samples`, of any error of the loader or of a step, are those that it came with: as DetectionDataset.named gives them.
+    """
 
     exit_code = 1
+    samples: Sequence[Mapping[str, int | str]] = ()
 
     def __init__(self, what: str, where: object = "", fix: str = "") -> None:
         super().__init__(what, str(where), fix)
@@ -42,6 +48,10 @@ class TrainingError(WeldtrainError):
 
 class WorkerError(TrainingError):
     """A worker of the loader died or hangs; the run itself is whole."""
+
+
+class HangError(TrainingError):
+    """Nothing moves any more."""
 
 
 def one_line(text: str) -> str:

@@ -122,5 +122,7 @@ def _check_together(cfg: Config) -> None:
                           "for instance val/map_50, val/map, val/ap/CLASS, val/false_calls_per_picture, images_per_s, train_s")
     if cfg.task == "compare" and cfg.runs is None:
         raise ConfigError("not set", "runs", "give the directory of a sweep, or of several runs: runs=outputs/…")
+    if cfg.task == "replay" and cfg.run is None:
+        raise ConfigError("not set", "run", "give the directory of a run that failed: run=outputs/…")
     if cfg.task == "evaluate" and cfg.checkpoint is None:
         raise ConfigError("not set", "checkpoint", "give the model to judge: checkpoint=outputs/…/best.pt")

@@ -246,8 +246,8 @@ class Suicide(DetectionDataset):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("kind", "text", "key"), [
-    (Sleeper, "no batch came from the workers within 2 s while reading {}; ", "loader.timeout_s: "),
-    (Stopped, "no batch came from the workers within 2 s while reading {}; ", "loader.timeout_s: "),
+    (Sleeper, "no batch came from the workers within 2 s while at {} (", "loader.timeout_s: "),
+    (Stopped, "no batch came from the workers within 2 s while at {} (", "loader.timeout_s: "),
     (Suicide, "a loader worker died (", "loader.num_workers: ")])
 def test_a_worker_that_hangs_or_dies_ends_the_run_with_its_key_and_its_picture(index, kind, text, key, workers):
     before = children()
@@ -258,7 +258,7 @@ def test_a_worker_that_hangs_or_dies_ends_the_run_with_its_key_and_its_picture(i
         for batch in training_loader(stuck, replace(SIMPLE, shuffle=False, timeout_s=2, **process(workers)), CPU, 0):
             seen += len(batch)
     assert seen <= 4 and str(caught.value).startswith(key) and text.format(picture) in str(caught.value)
-    assert f"while reading {picture}; " in str(caught.value)
+    assert f"while at {picture} (" in str(caught.value)
     assert children() <= before
 
 
@@ -296,7 +296,7 @@ def test_batches_of_processes_share_memory_that_is_used_again_and_is_never_short
 def test_a_worker_that_dies_while_the_trainer_computes_is_told_alike(index):
     """Torch notices by a signal, wherever the main thread is then: mostly in a training step."""
     stuck = Suicide(index, "train", CLASSES, SCALE)
-    with pytest.raises(TrainingError, match=f"a loader worker died .* while reading {index.path(stuck.rows[5])}; "):
+    with pytest.raises(TrainingError, match=f"a loader worker died .* while at {index.path(stuck.rows[5])} \\("):
         loader = training_loader(stuck, replace(SIMPLE, shuffle=False, **process(1)), CPU, 0)
         with loader.explained():
             for _ in loader:

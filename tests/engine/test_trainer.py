@@ -69,7 +69,7 @@ def test_a_long_run_is_told_in_fewer_lines_and_pictures(configured, tmp_path, ep
     model = build_detector(cfg.model, 4)
     order = SimpleNamespace(rounds=801, drop_last=True)
     with RunRecord(tmp_path, {}) as record:
-        it = trainer.Trainer(model, SimpleNamespace(order=order), None, ["a"], cfg, torch.device("cpu"), None, record)
+        it = trainer.Trainer(model, SimpleNamespace(order=order, dataset=None), None, ["a"], cfg, torch.device("cpu"), None, record)
         assert it.log_every == log_every
         told = []
         for it.epoch in range(1, epochs + 1):
@@ -318,3 +318,14 @@ def test_the_batch_that_fits_is_the_last_before_memory_runs_out(configured, weld
     monkeypatch.setattr(fitting, "_peak", peak)
     assert fitting.fitting_batch_size(model, dataset, cfg.optimizer, torch.device("cuda"), None)[0] == 4 and sizes == [1, 2, 4, 8]
     assert fitting.fitting_batch_size(model, dataset, cfg.optimizer, torch.device("cpu"), None)[0] == fitting.ELSEWHERE
+
+
+@pytest.mark.parametrize(("pictures", "accumulate", "told"), [
+    (16, 2, "set loader.batch_size=8 with trainer.accumulate=4, which learns the same; "), (1, 1, "halve model.min_size"),
+    (5, 0, "set loader.batch_size=2; loader.batch_size=auto")])
+def test_a_gpu_that_is_full_says_by_how_much_to_lower_which_key(monkeypatch, pictures, accumulate, told):
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 8 * 2**30))
+    with pytest.raises(TrainingError, match=f"a batch of {pictures} took 7.0 of 8.0 GB and wanted more; {told}"), \
+            fitting.memory_told("loader.batch_size", pictures, torch.device("cuda"), accumulate):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

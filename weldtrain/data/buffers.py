@@ -6,20 +6,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import itertools
 import mmap
 import os
+import signal
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import DupFd
 from typing import ClassVar
 
 import numpy as np
+import psutil
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 2**28
+
+_SHOW, _SHOW_S, _STACK_BYTES = getattr(signal, "SIGRTMIN", 0) + 4, 0.5, 2**16
+
+PLACE = PID, ROW, STAGE, SINCE_NS = range(4)  # where a worker is, as the dataset's `reading` has it
 
 
 @functools.cache
@@ -66,7 +74,7 @@ def pinned(nbytes: int) -> torch.Tensor:
 
 
 class SharedBuffers:
-    """Memory that worker processes fill in turns, and what picture each is at. A batch travels as its place in it.
+    """Memory that worker processes fill in turns, where each of them is, and a file for its stack. A batch travels as its place.
 
     Anonymous, so that it is not of /dev/shm, which containers keep small. The way of torch takes a piece of that and an open
     file for each batch, and to receive one waits without limit for a worker that has stopped.
@@ -76,27 +84,50 @@ class SharedBuffers:
     _made: ClassVar[weakref.WeakValueDictionary[int, SharedBuffers]] = weakref.WeakValueDictionary()
     _numbers: ClassVar[Iterator[int]] = itertools.count()
 
-    def __init__(self, workers: int, pieces: int, nbytes: int, number: int | None = None, file: DupFd | None = None) -> None:
+    def __init__(self, workers: int, pieces: int, nbytes: int, number: int | None = None, files: Sequence[DupFd] = ()) -> None:
         """`pieces` for each worker, of uint8 [nbytes]. Raises OSError where there is no memory or file for it."""
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        heads = -(-workers * (16 + pieces) // mmap.PAGESIZE) * mmap.PAGESIZE
+        places = 8 * len(PLACE) * workers
+        heads = -(-(places + workers * pieces) // mmap.PAGESIZE) * mmap.PAGESIZE
         total = heads + workers * pieces * nbytes
-        self._file = file.detach() if file else os.memfd_create("weldtrain-batches")
-        weakref.finalize(self, os.close, self._file)
-        if file is None:
-            os.ftruncate(self._file, total)
-        memory = np.frombuffer(mmap.mmap(self._file, total), np.uint8)
+        made = not files
+        self._files: list[int] = []
+        weakref.finalize(self, _close, self._files)
+        for i in range(1 + workers):  # batches, and the stack of each worker
+            self._files.append(os.memfd_create("weldtrain") if made else files[i].detach())
+        if made:
+            os.ftruncate(self._files[0], total)
+        memory = np.frombuffer(mmap.mmap(self._files[0], total), np.uint8)
         self._pieces = memory[heads:].reshape(workers, pieces, nbytes)
-        self._taken = memory[16 * workers : (16 + pieces) * workers].reshape(workers, pieces)
-        self.reading = memory[: 16 * workers].view(np.int64).reshape(workers, 2)
-        """int64 [workers,2]: the process and the row of the index that it reads, -1 for none."""
-        if file is None:
+        self._taken = memory[places : places + workers * pieces].reshape(workers, pieces)
+        self.reading = memory[:places].view(np.int64).reshape(workers, len(PLACE))  # as the dataset has it
+        if made:
             self.reading[:] = -1
         self._number = next(self._numbers) if number is None else number
         self._made[self._number] = self
 
     def __reduce__(self) -> tuple:
-        return SharedBuffers, (*self._pieces.shape, self._number, DupFd(self._file))  # to a process that is being started
+        return SharedBuffers, (*self._pieces.shape, self._number, [DupFd(f) for f in self._files])  # to a process just started
+
+    def show_stack(self, worker: int) -> None:
+        """Called in that worker: from now on it writes where it is when it is asked, and when it crashes."""
+        file = self._files[1 + worker]
+        faulthandler.enable(file)
+        faulthandler.register(_SHOW, file)
+
+    def stacks(self) -> str:
+        """Of all workers that can still say where they are, and of those that crashed."""
+        before = [os.fstat(file).st_size for file in self._files[1:]]
+        for pid in self.reading[:, PID].tolist():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if pid > 0 and psutil.Process(pid).ppid() == os.getpid():  # not another program by now
+                    os.kill(pid, _SHOW)
+        until = time.monotonic() + _SHOW_S
+        while time.monotonic() < until and before == [os.fstat(file).st_size for file in self._files[1:]]:
+            time.sleep(0.05)
+        time.sleep(0.1)  # for the rest of it
+        said = [os.pread(file, _STACK_BYTES, 0).decode(errors="replace") for file in self._files[1:]]
+        return "\n".join(f"worker {i}:\n{stack}" for i, stack in enumerate(said) if stack)
 
     def of(self, worker: int) -> Callable[[int], torch.Tensor]:
         """Called in that worker: gives uint8 [nbytes], with anything in it. Other memory where no piece is free."""
@@ -129,3 +160,8 @@ class SharedBuffers:
 
     def _give_back(self, worker: int, piece: int) -> None:
         self._taken[worker, piece] = 0
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)

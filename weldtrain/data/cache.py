@@ -50,7 +50,7 @@ class PictureCache:
         sizes int [n,2] width, height in px; grey bool [n], whether of one channel. Raises OSError.
         """
         self.file, self._sizes, self._grey, self.encoding = Path(file), sizes, grey, encoding
-        self._fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        self._fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)  # pictures may be confidential
         weakref.finalize(self, os.close, self._fd)
         nbytes = sizes.prod(1) * np.where(grey, 1, 3)
         first = _pages(len(sizes) * 12)

@@ -19,7 +19,7 @@ from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data import images
 from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes, seeds_of
 from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank, room
-from weldtrain.data.buffers import Buffers, SharedBuffers
+from weldtrain.data.buffers import PID, PLACE, ROW, SINCE_NS, STAGE, Buffers, SharedBuffers
 from weldtrain.data.cache import PictureCache
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
@@ -32,6 +32,7 @@ class Draft(NamedTuple):
     batch: Batch
     canvas: np.ndarray
     recipes: list[Recipe]
+    keys: Sequence[Key]
 
 
 class DetectionDataset(Dataset):
@@ -105,30 +106,42 @@ class DetectionDataset(Dataset):
             empty,
         )
         batch.work_s[:, STAGES.index("assemble")] = (time.perf_counter() - start) / len(made)
-        return Draft(batch, canvas, made)
+        return Draft(batch, canvas, made, keys)
 
     def fill(self, draft: Draft, i: int, worker: int = 0) -> None:
-        """Puts the ith picture into its place. Raises PictureError."""
-        recipe = draft.recipes[i]
-        laps = Laps(draft.batch.work_s[i])
-        out = room(draft.canvas[i], *recipe.size[::-1])
-        laps("assemble")
-        pictures = {}
-        for row in dict.fromkeys(layer.row for layer in recipe.layers):
-            self.reading[worker, 1] = row
-            pictures[row] = self._picture(row, laps)
-        self.reading[worker, 1] = -1
-        paint(pictures, recipe, out)
-        laps("augment")
+        """Puts the ith picture into its place. Raises PictureError; what is raised has it in `samples`."""
+        recipe, place = draft.recipes[i], self.reading[worker]
+        laps = Laps(draft.batch.work_s[i], place)
+        try:
+            laps("assemble")
+            out = room(draft.canvas[i], *recipe.size[::-1])
+            pictures = {}
+            for row in dict.fromkeys(layer.row for layer in recipe.layers):
+                place[ROW] = row
+                pictures[row] = self._picture(row, laps)
+            laps("augment")
+            paint(pictures, recipe, out)
+        except Exception as error:
+            error.samples = self.named([draft.keys[i]])
+            raise
+        finally:
+            laps.end()
+            place[ROW] = -1
+
+    def named(self, keys: Sequence[Key]) -> list[dict[str, int | str]]:
+        """Samples in a form that outlives the process: with the picture's path below the root."""
+        return [{"epoch": int(epoch), "row": int(row), "repeat": int(repeat), "picture": self.index.path(int(row))}
+                for epoch, row, repeat in keys]
 
     def keep(self, rows: np.ndarray) -> None:
         """From now on only these rows of the index are there, also for what a sample is made of."""
         self.rows, self._donors = rows, np.intersect1d(self._donors, rows)
 
     def watch(self, workers: int, shared: SharedBuffers | None = None) -> None:
-        """Notes from now on what each worker reads: `reading` int64 [workers,2] is its process and a row of the index, -1 for
-        none. Worker processes see `shared` and hand their batches over in it."""
-        self.reading = shared.reading if shared else np.full((max(workers, 1), 2), -1)
+        """Notes from now on what each worker is at in `reading`, int64 [workers, PID ROW STAGE SINCE_NS]: its process, the row of
+        the index that it reads (-1 for none), the place in STAGES and since when by `perf_counter`. Worker processes see `shared`
+        and hand their batches over in it."""
+        self.reading = shared.reading if shared else np.full((max(workers, 1), len(PLACE)), -1)
         self._shared, self._worker, self._empty = shared, 0, Buffers(at_most=2)
 
     def work_as(self, worker: int) -> None:
@@ -136,7 +149,8 @@ class DetectionDataset(Dataset):
         self._worker = worker
         if self._shared:
             self.reading, self._empty = self._shared.reading, self._shared.of(worker)
-        self.reading[worker, 0] = os.getpid()
+            self._shared.show_stack(worker)
+        self.reading[worker, PID] = os.getpid()
 
     def largest(self) -> tuple[int, int]:
         """The width and the height in px that no sample of this split exceeds."""
@@ -175,36 +189,44 @@ class DetectionDataset(Dataset):
 
     def _picture(self, row: int, laps: Laps) -> np.ndarray:
         """uint8 [h,w,C] at the model's scale, possibly read-only."""
-        if self.cache is not None and (kept := self.cache.get(row)) is not None:
-            laps("cache")
+        if self.cache is None:
+            return self.decoded(row, laps)
+        laps("cache")
+        if (kept := self.cache.get(row)) is not None:
             return kept
         picture = self.decoded(row, laps)
-        if self.cache is not None:
-            picture = self.cache.put(row, picture)
-            laps("cache")
-        return picture
+        laps("cache")
+        return self.cache.put(row, picture)
 
     def decoded(self, row: int, laps: Callable[[str], None] = lambda stage: None) -> np.ndarray:
         """uint8 [h,w,C], a picture from its file, at the model's scale. Raises PictureError."""
         path = self.index.root / self.index.path(row)
         size, wanted = tuple(self.index.sizes[row].tolist()), tuple(self.sizes[row].tolist())
-        data = images.read_bytes(path)
         laps("read")
-        whole = images.decode(data, path, size, bool(self.index.grey[row]), self.window, wanted)
+        data = images.read_bytes(path)
         laps("decode")
-        picture = images.resize(whole, wanted)
+        whole = images.decode(data, path, size, bool(self.index.grey[row]), self.window, wanted)
         laps("resize")
-        return picture
+        return images.resize(whole, wanted)
 
 
 class Laps:
-    """Adds the seconds since it was last asked to the stage that they were spent on."""
+    """Called when a stage begins: the seconds until the next go to that stage, and who looks on sees where the worker is."""
 
-    def __init__(self, seconds: np.ndarray) -> None:
-        """seconds float [6], by STAGES."""
-        self._seconds, self._mark_s = seconds, time.perf_counter()
+    def __init__(self, seconds: np.ndarray, place: np.ndarray) -> None:
+        """seconds float [6], by STAGES; place is the worker's row of `reading`."""
+        self._seconds, self._place, self._mark_s, self._stage = seconds, place, 0.0, -1
 
     def __call__(self, stage: str) -> None:
+        self._begin(STAGES.index(stage))
+
+    def end(self) -> None:
+        """The last stage is over."""
+        self._begin(-1)
+
+    def _begin(self, stage: int) -> None:
         now = time.perf_counter()
-        self._seconds[STAGES.index(stage)] += now - self._mark_s
-        self._mark_s = now
+        if self._stage >= 0:
+            self._seconds[self._stage] += now - self._mark_s
+        self._mark_s, self._stage = now, stage
+        self._place[STAGE], self._place[SINCE_NS] = stage, int(1e9 * now)

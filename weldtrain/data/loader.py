@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,14 +19,15 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from weldtrain.config import LoaderConfig
-from weldtrain.data.batch import STRIDE, Batch, Failure
-from weldtrain.data.buffers import SharedBuffers, keep_pages
+from weldtrain.data.batch import STAGES, STRIDE, Batch, Failure
+from weldtrain.data.buffers import PID, ROW, SINCE_NS, STAGE, SharedBuffers, keep_pages
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.sampler import Key, Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
+from weldtrain.diagnosis import diagnosed
 from weldtrain.errors import ConfigError, DataError, WorkerError
 from weldtrain.interruption import end_with_main_process, starting_processes
-from weldtrain.telemetry.machine import memory_available, usable_cores
+from weldtrain.telemetry.machine import memory_available, oom_kills, usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +43,6 @@ AHEAD_SHARE = 0.25  # of each of the two loaders of a run
 # In the trainer's hands: the batch of this step and the one before. Beside a worker's own that it has ahead.
 _IN_USE = 2
 _TARGET_BYTES = 2**20  # of a batch's boxes; memory that is not touched costs nothing
-_CAUSES = {
-    "Killed": "for want of memory, most often: fewer workers or a smaller batch; loader=simple shows the cause",
-    "Segmentation fault": "a library crashed on that picture, most often: task=check finds it, loader=simple shows where",
-    "Bus error": "a file became shorter while it was read: is cache_dir full, or was a picture replaced? loader.cache=none",
-}
 _FILES_OF_WORKER, _FILES_BESIDE = 8, 128  # that a run has open
 
 
@@ -75,6 +72,8 @@ class Loader:
         self._at = (0, 0)  # the epoch and batch that comes next
         self._stream: Iterator[Batch | Failure] | None = None
         self._stream_at = (-1, -1)
+        self._shared: SharedBuffers | None = None
+        self._oom_kills = oom_kills()
         self._batch_bytes = batch_bytes(dataset, order.batch_size)
 
     def __len__(self) -> int:
@@ -113,6 +112,9 @@ class Loader:
             better = self._explained(e)
             if better is e:
                 raise
+            better.samples = self.dataset.named([(self._at[0], place[ROW], 0) for place in self._begun()])
+            if stacks := self.stacks():
+                log.debug("stacks of the workers:\n%s", stacks)
             if isinstance(self._stream, _Processes):
                 self._stream.kill()  # the others may hang as well, and to wait for each takes long
             raise better from e
@@ -145,10 +147,11 @@ class Loader:
 
     def _open_processes(self, keys: Iterator[list[Key]]) -> Iterator[Batch | Failure]:
         """Torch's own; without any worker, this process. Raises OSError where no process can be started."""
-        settled, shared = self.plan, None
+        settled, self._shared = self.plan, None
         if settled.num_workers and SharedBuffers.supported:
-            shared = SharedBuffers(settled.num_workers, settled.prefetch_factor + _IN_USE, self._batch_bytes)
-        self.dataset.watch(settled.num_workers, shared)
+            self._shared = SharedBuffers(settled.num_workers, settled.prefetch_factor + _IN_USE, self._batch_bytes)
+        self._oom_kills = oom_kills()
+        self.dataset.watch(settled.num_workers, self._shared)
         batches = DataLoader(
             self.dataset,
             batch_sampler=_Keys(keys),
@@ -177,17 +180,28 @@ class Loader:
         killed = re.search(r"killed by signal: ([\w ]+)", text)
         if lost or killed or "exited unexpectedly" in text:
             how = killed[1] if killed else text.partition(" Details")[0] or type(error).__name__
-            return WorkerError(f"a loader worker died ({how}){self._were_reading(text)}", "loader.num_workers",
-                               _CAUSES.get(how, _CAUSES["Killed"]))
+            cause = diagnosed(text) or diagnosed("killed by signal: Killed")
+            if oom_kills() > self._oom_kills:
+                how = "the system ended it, since memory was full"
+            return WorkerError(f"a loader worker died ({how}){self._were_reading(text)}", "loader.num_workers", cause.fix)
         return error
 
     def _were_reading(self, text: str = "") -> str:
         """The pictures that workers have begun and not ended: of those whose process a message names, if it does."""
-        pids = {int(number) for number in re.findall(r"\d+", text)}
-        begun = [(pid, row) for pid, row in self.dataset.reading.tolist() if row >= 0]
-        begun = [(pid, row) for pid, row in begun if pid in pids] or begun
-        names = ", ".join(self.dataset.index.path(row) for _, row in begun[:8])
-        return f" while reading {names}" if names else ""
+        pids, begun = {int(number) for number in re.findall(r"\d+", text)}, self._begun()
+        begun = [place for place in begun if place[PID] in pids] or begun
+        now_s = time.perf_counter()
+        at = ", ".join(f"{self.dataset.index.path(place[ROW])} ({STAGES[place[STAGE]]}, {now_s - place[SINCE_NS] / 1e9:.0f} s)"
+                       for place in begun[:8])
+        return f" while at {at}" if at else ""
+
+    def _begun(self) -> list[list[int]]:
+        """The places of the workers that are at a picture."""
+        return [place for place in self.dataset.reading.tolist() if place[ROW] >= 0]
+
+    def stacks(self) -> str:
+        """Where worker processes are in their code, of those that can say it; nothing of threads, which are this process's."""
+        return self._shared.stacks() if self._shared and self._stream is not None else ""
 
 
 def training_loader(

@@ -15,11 +15,13 @@ from weldtrain.data.batch import Batch
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import Loader
 from weldtrain.engine.distributed import agreed, gathered, world
+from weldtrain.engine.fitting import memory_told
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.metrics.detection import evaluate_detections
 from weldtrain.metrics.matching import Boxes
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
+from weldtrain.watchdog import beat
 
 
 class Judged(NamedTuple):
@@ -42,7 +44,9 @@ def evaluate(
     loader.set_epoch(0)
     with judging(model):
         for batch in device_batches(loader, device, StepClock(device)):
-            with loader.explained(), torch.autocast(device.type, dtype, enabled=dtype is not None):
+            beat("the evaluation")
+            autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+            with loader.explained(), memory_told("evaluate.batch_size", len(batch), device), autocast:
                 detections = model(batch)
             parts.append(_in_file_pixels(batch, detections))
     of_all, dataset = _dealt(gathered(parts)), loader.dataset

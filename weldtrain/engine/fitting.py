@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from weldtrain.data.batch import Batch, Sample, collate
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.engine.optim import build_optimizer
 from weldtrain.engine.step import TrainingStep
-from weldtrain.errors import ConfigError
+from weldtrain.errors import ConfigError, TrainingError
 from weldtrain.models.detector import Detector
 
 ELSEWHERE = 8  # pictures, where memory is not the device's own
@@ -41,6 +43,20 @@ def fitting_batch_size(
         raise ConfigError(f"not one picture fits into {total / 2**30:.0f} GB", "loader.batch_size=auto",
                           "lower model.min_size and model.max_size")
     return fits, f"loader.batch_size=auto: {fits}, at most {peak / 2**30:.1f} of {total / 2**30:.1f} GB"
+
+
+@contextlib.contextmanager
+def memory_told(key: str, pictures: int, device: torch.device, accumulate: int = 0) -> Iterator[None]:
+    """Around what runs on a batch: of a GPU's memory that is full it says by how much to lower `key`, the pictures of a batch.
+    With `accumulate`, the batches of a step, also how to learn the same from smaller ones."""
+    try:
+        yield
+    except torch.OutOfMemoryError as e:
+        peak, total = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[1]
+        less = f"set {key}={pictures // 2}" if pictures > 1 else "halve model.min_size and model.max_size"
+        same = f" with trainer.accumulate={2 * accumulate}, which learns the same" if accumulate and pictures > 1 else ""
+        raise TrainingError(f"the GPU is full: a batch of {pictures} took {peak / 2**30:.1f} of {total / 2**30:.1f} GB and "
+                            "wanted more", key, f"{less}{same}; loader.batch_size=auto finds what fits") from e
 
 
 def _peak(

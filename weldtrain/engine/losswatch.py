@@ -33,7 +33,7 @@ class LossWatch:
     def __init__(self, device: torch.device, loader: Loader, skip: bool) -> None:
         self._late = device.type == "cuda" and not skip
         self._skip = skip
-        self._index = loader.dataset.index
+        self._dataset = loader.dataset
         self._pending: deque[_Seen] = deque()
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -69,11 +69,12 @@ class LossWatch:
                 continue
             *parts, norm = seen.values.tolist()
             values = ", ".join(f"{name} {value:g}" for name, value in (*zip(LOSSES, parts), ("gradient norm", norm)))
-            names = ", ".join(self._index.path(row) for row in seen.rows)
+            names = ", ".join(self._dataset.index.path(row) for row in seen.rows)
             error = TrainingError(
                 f"the loss is not finite ({values})", f"epoch {seen.epoch + 1}, step {seen.step + 1}, pictures {names}",
                 "lower optimizer.lr, raise scheduler.warmup, or set trainer.precision=fp32; last.pt is from before",
             )
+            error.samples = self._dataset.named([(seen.epoch, row, 0) for row in seen.rows])
             if not self._skip:
                 raise error
             log.warning("left out: %s", error)

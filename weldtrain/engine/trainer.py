@@ -24,13 +24,14 @@ from weldtrain.engine.distributed import StopTogether, agreed, same_buffers, sum
 from weldtrain.engine.ema import Ema
 from weldtrain.engine.evaluator import Judged, tagged
 from weldtrain.engine.examples import Examples
+from weldtrain.engine.fitting import memory_told
 from weldtrain.engine.losswatch import LossWatch
 from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.engine.profile import Profile
 from weldtrain.engine.pruning import Pruner
 from weldtrain.engine.step import LOSSES, TrainingStep
-from weldtrain.errors import ConfigError, TrainingError, WorkerError
+from weldtrain.errors import ConfigError, HangError, TrainingError, WorkerError
 from weldtrain.interruption import Interrupted, deferred
 from weldtrain.metrics.matching import pr_curves
 from weldtrain.models.detector import Detector
@@ -38,6 +39,7 @@ from weldtrain.telemetry.clock import StepClock
 from weldtrain.telemetry.console import ProgressLine, figure, progress_line
 from weldtrain.telemetry.machine import MachineCounters, Sampler
 from weldtrain.telemetry.record import Follower, RunRecord
+from weldtrain.watchdog import beat
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ class Trainer:
                     if not self.unjudged:
                         self._train_epoch(line)
                     self._end_epoch(self._validate() if self._evaluation_due() else None)
-        except (Interrupted, WorkerError):
+        except (Interrupted, WorkerError, HangError):
             if self._whole:
                 self._save()
             raise
@@ -149,10 +151,12 @@ class Trainer:
         together = deferred() if self.world.size > 1 else contextlib.nullcontext()  # ranks stop after the same step
         with contextlib.closing(batches), together, contextlib.ExitStack() as whole:
             for i, batch in enumerate(batches, self.batch):  # of the epoch
+                beat(f"epoch {self.epoch + 1}, step {self.step + 1}")
                 if not rows:
                     whole.enter_context(deferred())  # until the step is done
                 last = i % self.cfg.trainer.accumulate == self.cfg.trainer.accumulate - 1 or i + 1 == self.batches
-                with self.loader.explained(), self.clock.compute():
+                memory = memory_told("loader.batch_size", len(batch), self.device, self.cfg.trainer.accumulate)
+                with self.loader.explained(), memory, self.clock.compute():
                     self._add(batch, i, not rows, last)
                     rows += batch.image_ids.tolist()
                     if last:
@@ -295,6 +299,7 @@ class Trainer:
 
     def _save(self, names: list[str] | None = None, kept: set[str] | None = None, metrics: dict[str, Any] | None = None) -> None:
         """Writes last.pt in the background, under `names` as well, and where epochs are `kept` also under this one's."""
+        beat("writing a checkpoint")
         self._watch.settle()
         if not self.world.first:
             return

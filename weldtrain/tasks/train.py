@@ -30,7 +30,7 @@ from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.examples import Examples
 from weldtrain.engine.fitting import fitting_batch_size
 from weldtrain.engine.trainer import Trainer
-from weldtrain.errors import ConfigError, DataError
+from weldtrain.errors import ConfigError, DataError, HangError
 from weldtrain.formats.record import summary
 from weldtrain.interruption import listen
 from weldtrain.models.detector import Detector, build_detector
@@ -39,6 +39,7 @@ from weldtrain.resuming import MADE_OF, own_overrides, sound, varied
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.provenance import provenance
 from weldtrain.telemetry.record import PRUNED, Follower, RunRecord
+from weldtrain.watchdog import watching
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,11 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     log.info("%s on %s in %s%s", cfg.model.backbone, device, str(dtype or torch.float32).removeprefix("torch."),
              f", rank {place.rank} of {place.size}" * (place.size > 1))
 
-    with contextlib.closing(loader):
+    def last_words(error: HangError) -> None:
+        record.__exit__(type(error), error, error.__traceback__)
+        print(f"weldtrain: {error}", file=sys.stderr, flush=True)
+
+    with contextlib.closing(loader), watching(cfg.trainer.hang_s, loader.stacks, last_words):
         trainer = Trainer(model, loader, lambda model: evaluate(model, val_loader, data.classes, cfg.evaluate, device, dtype),
                           data.classes, replace(cfg, loader=asked.loader), device, dtype, record,
                           Examples(data.val, data.classes) if place.first else None)

@@ -47,6 +47,12 @@ def memory_available() -> int:
     return free
 
 
+def oom_kills() -> int:
+    """How many processes of this control group the kernel has ended for want of memory; 0 where that cannot be known."""
+    events = dict(line.split() for line in _cgroup("memory.events").splitlines())
+    return int(events.get("oom_kill", 0))
+
+
 def boot_id() -> int:
     """A number of 32 bits for the time since the machine last started."""
     file = Path("/proc/sys/kernel/random/boot_id")

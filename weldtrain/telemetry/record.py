@@ -22,6 +22,7 @@ import yaml
 
 from weldtrain.errors import ConfigError
 from weldtrain.locks import lock
+from weldtrain.telemetry import crash
 from weldtrain.telemetry.writers import WRITERS
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ class RunRecord:
                           _handler(_Stderr(), "%(message)s")]
         # A traceback belongs into run.log; the screen gets one line from the entry point.
         self._handlers[1].addFilter(lambda r: r.exc_info is None)
+        self._handlers[1].setLevel(logging.INFO)
 
     def __enter__(self) -> RunRecord:
-        self._root_logger.setLevel(logging.INFO)
+        self._root_logger.setLevel(logging.DEBUG)  # stacks, which are for run.log alone
         self._root_logger.propagate = False
         for handler in self._handlers:
             self._root_logger.addHandler(handler)
@@ -85,6 +87,7 @@ class RunRecord:
         else:
             status = "failed"
             log.error("the run failed", exc_info=error)
+            self._leave(error)
         known = {"status": status, "run_dir": str(self.dir)} | (
             {"error": str(error), "exit_code": getattr(error, "exit_code", 1)} if status == "failed" else {})
         if not self.unchanged:
@@ -100,6 +103,14 @@ class RunRecord:
     def elapsed_s(self) -> float:
         """Since the run began, without the time between its processes where it was resumed."""
         return time.time() - self._start_s
+
+    def _leave(self, error: BaseException) -> None:
+        """What a report of this needs; where there is no room for it, run.log has the most of it."""
+        try:
+            self.write(crash.FILE, crash.crash(error, self.config, self.dir))
+            error.crash = self.dir / crash.FILE
+        except OSError as e:
+            log.warning("%s cannot be written: %s", crash.FILE, e.strerror)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file into the run directory."""

@@ -1,0 +1,74 @@
+"""task=replay: loads the samples that a failed run came to grief on once more, step by step, in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from weldtrain.config import Config, section
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.indexing import open_index
+from weldtrain.data.sampler import Key
+from weldtrain.errors import DataError
+from weldtrain.telemetry import crash
+from weldtrain.telemetry.record import RunRecord
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: Config, record: RunRecord) -> None:
+    """Raises DataError where the run left no samples to replay, and what a sample raises."""
+    left = _left(Path(cfg.run))
+    saved = left["config"]
+    index = open_index(section(saved, "dataset"), cfg.cache_dir)
+    log.info("that run said: %s", left["error"])
+    rows = {index.path(row): row for row in range(len(index))}
+    for sample in left["samples"]:
+        if sample["picture"] not in rows:
+            raise DataError("is not in the data any more", sample["picture"], f"see {index.root}")
+        row = rows[sample["picture"]]
+        split = index.splits[index.split_ids[row]]
+        dataset = DetectionDataset(
+            index, split, index.class_names(saved["dataset"]["classes"]), section(saved, "model"),
+            augment=section(saved, "augment") if split == "train" else None, seed=saved["seed"])
+        _step_by_step(dataset, (sample["epoch"], row, sample["repeat"]))
+    record.summary |= {"run": cfg.run, "samples": left["samples"]}
+    log.info("loaded without an error: %d of %d", len(left["samples"]), len(left["samples"]))
+
+
+def _left(run_dir: Path) -> dict[str, Any]:
+    """What a run left in crash.json. Raises DataError where it left none, or no samples."""
+    file = run_dir / crash.FILE
+    try:
+        left = json.loads(file.read_text("utf-8"))
+        samples, _ = left["samples"], left["config"]["dataset"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise DataError("is not there or cannot be read", file, "give the directory of a run that failed: run=outputs/…") from e
+    if not samples:
+        raise DataError(f"names no sample: {left['error']}", file, "it came from none; crash.json has all that is known")
+    return left
+
+
+def _step_by_step(dataset: DetectionDataset, key: Key) -> None:
+    epoch, row, repeat = key
+    index, start = dataset.index, time.perf_counter()
+
+    def told(what: str, *details: object) -> None:
+        log.info(f"  %6.1f ms  {what}", 1e3 * (time.perf_counter() - start), *details)
+
+    log.info("%s, epoch %d, repeat %d", index.path(row), epoch + 1, repeat)
+    told("in the index: %s px, %d boxes", "x".join(map(str, index.sizes[row])), len(index.boxes[index.box_rows(row)]))
+    draft = dataset.draft([key])
+    told("drafted: %s px with %d boxes, of %s", "x".join(map(str, draft.recipes[0].size)), len(draft.batch.boxes),
+         ", ".join(index.path(layer.row) for layer in draft.recipes[0].layers))
+    for at in dict.fromkeys(layer.row for layer in draft.recipes[0].layers):
+        picture = dataset.decoded(at, lambda stage, at=at: told("%s: %s", index.path(at), stage))
+        told("%s: %s, values %d to %d", index.path(at), "x".join(map(str, picture.shape)), picture.min(), picture.max())
+    dataset.fill(draft, 0)
+    image = draft.batch.images
+    told("augmented: %s, values %d to %d", "x".join(map(str, image.shape[1:])), image.min(), image.max())
+    for box, label in zip(draft.batch.boxes.tolist(), draft.batch.labels.tolist()):
+        told("box %s, label %d", ", ".join(f"{side:.1f}" for side in box), label)
