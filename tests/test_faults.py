@@ -1,15 +1,18 @@
 """Faults provoked for real, in the whole program: the last line, the exit code, what is left behind, and what is not."""
 
+import contextlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+BEFORE = set(os.listdir("/dev/shm"))
 FORK = ("loader.workers=process", "loader.num_workers=2", "loader.multiprocessing_context=fork", "trainer.save_every=1",
         "trainer.max_steps=null")
 HANGING = ("trainer.hang_s=2", "trainer.save_every=1", "trainer.max_steps=4")
@@ -46,12 +49,13 @@ def faulty(welds, cache, tmp_path):
         command = [*before, sys.executable, "-c", code, "experiment=debug", "dataset=welding_v2", f"dataset.root={welds}",
                    "device=cpu", "model.backbone=mobilenet_v3_large", "model.min_size=96", *args]
         env = os.environ | {"WELDTRAIN_CACHE": str(cache), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-        shm = set(os.listdir("/dev/shm"))
         process = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    start_new_session=True)
         _, err = process.communicate(timeout=timeout)
-        assert set(os.listdir("/dev/shm")) <= shm
-        assert not [p for p in psutil.process_iter() if p.pid != process.pid and session(p) == process.pid]
+        until = time.monotonic() + 10  # multiprocessing's tracker of resources ends a moment later
+        while (left := children_of(process.pid)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left and not forgotten()
         last = err.strip().splitlines()[-1]
         assert last.startswith("weldtrain: ") and "Traceback" not in err, err
         runs = [file.parent for file in tmp_path.glob("outputs/*/*/run.log")]
@@ -60,11 +64,21 @@ def faulty(welds, cache, tmp_path):
     return run
 
 
-def session(process):
-    try:
-        return os.getsid(process.pid)
-    except (ProcessLookupError, PermissionError):
-        return None
+def children_of(session):
+    def is_one(process):
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            return process.pid != session and os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+
+    return list(filter(is_one, psutil.process_iter()))
+
+
+def forgotten():
+    """Files in /dev/shm that no process has mapped."""
+    there, mapped = set(os.listdir("/dev/shm")), set()
+    for file in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped |= {line.rpartition("/")[2] for line in file.read_text().splitlines() if "/dev/shm/" in line}
+    return there & set(os.listdir("/dev/shm")) - mapped - BEFORE
 
 
 def crash_of(run_dir):
@@ -120,7 +134,7 @@ def test_what_nobody_knows_is_told_with_its_sample_and_loaded_again(faulty, load
     assert code == 1 and last == f"weldtrain: KeyError: 'crack'; not a known failure: please report it with {run_dir}/crash.json"
     left = crash_of(run_dir)
     (sample,) = left["samples"]
-    assert left["type"] == "KeyError" and "raise KeyError" in "\n".join(left["traceback"]) and left["config"]["seed"] == 0
+    assert left["type"] == "KeyError" and "KeyError: 'crack'" in left["traceback"] and left["config"]["seed"] == 0
     assert left["environment"]["torch"] and left["machine"]["memory_available_mb"] > 0 and left["log"] and "PATH" not in str(left)
     code, last, _ = faulty(fault, "task=replay", f"run={run_dir}", "output_dir=again")
     assert code == 1 and "KeyError: 'crack'" in last
@@ -132,13 +146,14 @@ def test_what_nobody_knows_is_told_with_its_sample_and_loaded_again(faulty, load
 
 def test_memory_that_ends(faulty):
     limit = ("import resource, psutil; now = psutil.Process().memory_info().vms; "
-             "resource.setrlimit(resource.RLIMIT_AS, (now + 2**24, now + 2**24))")
+             "resource.setrlimit(resource.RLIMIT_AS, (now + 2**24, now + 2**24)); import torch; torch.empty(2**30)")
     code, last, _ = faulty(IN_STEP.format(limit), "loader.batch_size=8", "trainer.max_steps=4", "trainer.epochs=4")
     assert code == 1 and "the machine's memory, or a limit on it" in last
 
 
 @pytest.mark.parametrize(("options", "code", "text"), [
-    ("ro", 2, "cannot be written (Read-only file system); set output_dir"), ("size=3m", 1, "No space left on device")])
+    ("ro", 1, "a place may not be written (Read-only file system); set output_dir"),
+    ("size=3m", 1, "cannot be written (No space left on device); free some disk space")])
 def test_a_place_for_results_that_takes_none(faulty, tmp_path, options, code, text):
     place = tmp_path / "outputs"
     place.mkdir()
@@ -146,12 +161,12 @@ def test_a_place_for_results_that_takes_none(faulty, tmp_path, options, code, te
     if subprocess.run([*before, "true"], capture_output=True).returncode:
         pytest.skip("may not mount")
     got, last, _ = faulty("", before=before)
-    assert got == code and text in last and "output_dir" in last
+    assert got == code and text in last and "outputs" in last
 
 
 def test_a_limit_of_file_size(faulty):
     code, last, _ = faulty("", before=("bash", "-c", 'ulimit -f 4000 && exec "$@"', "sh"))
-    assert code == 1 and "File too large" in last and "output_dir" in last
+    assert code == 1 and "cannot be written (File too large)" in last
 
 
 def test_few_open_files(faulty):

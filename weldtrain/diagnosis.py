@@ -6,10 +6,9 @@ One table, for whatever breaks in a run and for `task=explain`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from weldtrain.errors import ConfigError, DataError, TrainingError, WeldtrainError, one_line
+from weldtrain.errors import ConfigError, DataError, TrainingError, WeldtrainError, one_line, origins
 
 
 class Fault(NamedTuple):
@@ -139,7 +138,7 @@ def diagnosed(text: str) -> Fault | None:
 
 def explained(error: BaseException) -> WeldtrainError | None:
     """The error that says what a raw one means and what to do; None where the table does not know it."""
-    for cause in _chain(error):
+    for cause in origins(error):
         if isinstance(cause, WeldtrainError):
             return None  # its own words are better
         fault = diagnosed(f"{type(cause).__name__}: {cause}")
@@ -152,12 +151,3 @@ def explained(error: BaseException) -> WeldtrainError | None:
 def _of_file(error: BaseException) -> str | None:
     """What the system says of a file, without its number and name."""
     return error.strerror if isinstance(error, OSError) and error.strerror else None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it came from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

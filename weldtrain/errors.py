@@ -5,7 +5,7 @@ The entry point prints that line last and exits with `exit_code`; the traceback 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 
 class WeldtrainError(Exception):
@@ -52,6 +52,15 @@ class WorkerError(TrainingError):
 
 class HangError(TrainingError):
     """Nothing moves any more."""
+
+
+def origins(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def one_line(text: str) -> str:

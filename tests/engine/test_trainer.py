@@ -69,7 +69,8 @@ def test_a_long_run_is_told_in_fewer_lines_and_pictures(configured, tmp_path, ep
     model = build_detector(cfg.model, 4)
     order = SimpleNamespace(rounds=801, drop_last=True)
     with RunRecord(tmp_path, {}) as record:
-        it = trainer.Trainer(model, SimpleNamespace(order=order, dataset=None), None, ["a"], cfg, torch.device("cpu"), None, record)
+        loader = SimpleNamespace(order=order, dataset=None)
+        it = trainer.Trainer(model, loader, None, ["a"], cfg, torch.device("cpu"), None, record)
         assert it.log_every == log_every
         told = []
         for it.epoch in range(1, epochs + 1):

@@ -179,8 +179,9 @@ class Loader:
         lost = isinstance(error, (ConnectionError, EOFError))  # while torch fetched a batch from it
         killed = re.search(r"killed by signal: ([\w ]+)", text)
         if lost or killed or "exited unexpectedly" in text:
-            how = killed[1] if killed else text.partition(" Details")[0] or type(error).__name__
-            cause = diagnosed(text) or diagnosed("killed by signal: Killed")
+            by = killed[1] if killed else self._stream.killed_by() if isinstance(self._stream, _Processes) else None
+            how = by or text.partition(" Details")[0] or type(error).__name__
+            cause = diagnosed(f"killed by signal: {by}" if by else text) or diagnosed("killed by signal: Killed")
             if oom_kills() > self._oom_kills:
                 how = "the system ended it, since memory was full"
             return WorkerError(f"a loader worker died ({how}){self._were_reading(text)}", "loader.num_workers", cause.fix)
@@ -340,6 +341,11 @@ class _Processes(_MultiProcessingDataLoaderIter):
             for worker in getattr(self, "_workers", ()):
                 worker.kill()
             raise
+
+    def killed_by(self) -> str | None:
+        """The signal that ended the first worker that one did."""
+        codes = [worker.exitcode or 0 for worker in self._workers]
+        return next((signal.strsignal(-code) for code in codes if code < 0), None)
 
     def close(self) -> None:
         """As torch does when it is collected, which a traceback may delay."""

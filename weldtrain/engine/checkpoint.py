@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from weldtrain.errors import DataError, TrainingError
+from weldtrain.errors import DataError, TrainingError, origins
 
 FORMAT = 2
 _MAKE_ROOM = "free some disk space; the last whole checkpoint is untouched"
@@ -72,8 +72,9 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     try:
         with _whole_or_not(path) as out:
             torch.save({"format": FORMAT, **state}, out)
-    except (OSError, RuntimeError) as e:  # torch reports a full disk as RuntimeError
-        raise TrainingError(f"the checkpoint cannot be written ({' '.join(str(e).split())})", path, _MAKE_ROOM) from e
+    except (OSError, RuntimeError) as e:  # torch makes a RuntimeError of a full disk's
+        said = next((origin.strerror for origin in origins(e) if isinstance(origin, OSError) and origin.strerror), str(e))
+        raise TrainingError(f"the checkpoint cannot be written ({said})", path, _MAKE_ROOM) from e
 
 
 def publish(path: Path, name: str) -> Path:
