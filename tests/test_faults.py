@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 BEFORE = set(os.listdir("/dev/shm"))
-FORK = ("loader.workers=process", "loader.num_workers=2", "loader.multiprocessing_context=fork", "trainer.save_every=1",
+FORK = ("loader.workers=process", "loader.num_workers=2", "loader.multiprocessing_context=fork",
         "trainer.max_steps=null")
-HANGING = ("trainer.hang_s=2", "trainer.save_every=1", "trainer.max_steps=4")
+HANGING = ("trainer.hang_s=2", "trainer.max_steps=4")
 # What is done to the program before it starts; `it` is the fifth picture's row.
 AT_FIFTH = """
 import os, signal, time, faulthandler

@@ -1,4 +1,5 @@
-"""Signals that ask a run to end: they unwind the stack like Ctrl-C, but not in the midst of what must be whole.
+"""Signals that ask a run to end: they unwind the stack like Ctrl-C, but not in the midst of what must be whole; and processes
+that end with the one that started them.
 
 The first asks, a second one ends the process at once: unless it is the same that came twice, as where a launcher passes on
 what the whole process group was sent.

@@ -21,6 +21,7 @@ from weldtrain import cluster, config, resuming
 from weldtrain.errors import WeldtrainError, one_line
 from weldtrain.interruption import end_with_main_process, listen, starting_processes
 from weldtrain.overrides import named, quoted, without
+from weldtrain.telemetry.machine import oom_kills
 from weldtrain.telemetry.record import FINISHED, SUMMARY
 from weldtrain.validation import validated
 
@@ -47,9 +48,10 @@ def job(composed: DictConfig, hydra: DictConfig) -> float:
                 print(f"job {hydra.job.num}: done before, kept", file=sys.stderr)
                 return _objective(run_dir, composed)
         command = [*own, f"resume={quoted(str(run_dir))}"] if ended else [*own, f"hydra.run.dir={quoted(str(run_dir))}"]
+        kills = oom_kills()
         code = _wait_for(command, cwd, run_dir, study_of(hydra.sweeper, own))
     if rank == 0:
-        _tell_of_a_kill(run_dir, code)
+        _tell_of_a_kill(run_dir, code, oom_kills() > kills)
     return _objective(run_dir, composed)
 
 
@@ -90,12 +92,12 @@ def _alone(sentinel: int, run_dir: Path, command: list[str]) -> None:
         raise
 
 
-def _tell_of_a_kill(run_dir: Path, code: int) -> None:
+def _tell_of_a_kill(run_dir: Path, code: int, out_of_memory: bool) -> None:
     """Of a process that could not do so itself."""
     if code in (0, None) or (code > 0 and (run_dir / SUMMARY).exists()):
         return
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
-    how += ", for want of memory?" * (code == -signal.SIGKILL)
+    how += ", since memory was full" if out_of_memory else ", for want of memory?" * (code == -signal.SIGKILL)
     print(f"weldtrain: {run_dir}: {how}", file=sys.stderr)
     _write(run_dir, _summary(run_dir) | {"status": "failed", "error": how})
 

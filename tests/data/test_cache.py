@@ -505,3 +505,9 @@ def test_what_cannot_be_decoded_is_named_and_never_kept(cached, kinds, torn_png)
         with pytest.raises(Exception, match=r"d\.png"):
             pictures(data)
     assert 3 not in data.cache and data.cache.get(3) is None
+
+
+def test_kept_pictures_and_the_index_are_the_users_own(cached):
+    data = filled(cached())
+    files = [*cached.folder.iterdir(), data.index.file]
+    assert len(files) > 1 and {file.stat().st_mode & 0o777 for file in files} == {0o600}

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import resource
 import shutil
@@ -302,6 +303,14 @@ def test_a_worker_that_dies_while_the_trainer_computes_is_told_alike(index):
             for _ in loader:
                 for _ in range(30):
                     time.sleep(0.01)
+
+
+def test_memory_that_was_full_is_told_where_the_system_counts_its_kills(index, monkeypatch):
+    counted = itertools.count()
+    monkeypatch.setattr(loader_module, "oom_kills", lambda: next(counted))
+    told = r"died \(the system ended it, since memory was full\) while at .*fewer loader.num_workers"
+    with pytest.raises(TrainingError, match=told):
+        list(training_loader(Suicide(index, "train", CLASSES, SCALE), replace(SIMPLE, shuffle=False, **process(1)), CPU, 0))
 
 
 def test_the_processes_of_a_loader_end_with_it(index):
