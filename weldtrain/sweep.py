@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from weldtrain import cluster, config, resuming
-from weldtrain.errors import WeldtrainError, one_line
-from weldtrain.interruption import end_with_main_process, listen, starting_processes
+from weldtrain.errors import WeldtrainError
+from weldtrain.interruption import listen, starting_processes
 from weldtrain.overrides import named, quoted, without
 from weldtrain.telemetry.machine import oom_kills
 from weldtrain.telemetry.record import FINISHED, SUMMARY
@@ -61,7 +60,7 @@ def _wait_for(command: list[str], cwd: str, run_dir: Path, environment: dict[str
     ours, theirs = os.pipe()  # the job sees its end close when this process is gone
     try:
         with starting_processes("fork"):
-            process = subprocess.Popen([sys.executable, "-m", "weldtrain.sweep", str(ours), str(run_dir), *command], cwd=cwd,
+            process = subprocess.Popen([sys.executable, "-m", "weldtrain.job", str(ours), str(run_dir), *command], cwd=cwd,
                                        pass_fds=[ours], env=os.environ | environment)
         try:
             return process.wait()
@@ -75,23 +74,6 @@ def _wait_for(command: list[str], cwd: str, run_dir: Path, environment: dict[str
         os.close(theirs)
 
 
-def _alone(sentinel: int, run_dir: Path, command: list[str]) -> None:
-    """The job's process: what `weldtrain` does with its command. An error before there was a run to tell of it is told here."""
-    from weldtrain.__main__ import main
-
-    end_with_main_process(sentinel)
-    sys.argv[1:] = command
-    try:
-        main()
-    except SystemExit as end:
-        error = end.__cause__ or end.__context__
-        if end.code and isinstance(error, Exception) and not (run_dir / SUMMARY).exists():
-            with open(run_dir / "run.log", "a", encoding="utf-8") as file:
-                traceback.print_exception(error, file=file)
-            _write(run_dir, {"status": "failed", "error": one_line(str(error)), "exit_code": end.code})
-        raise
-
-
 def _tell_of_a_kill(run_dir: Path, code: int, out_of_memory: bool) -> None:
     """Of a process that could not do so itself."""
     if code in (0, None) or (code > 0 and (run_dir / SUMMARY).exists()):
@@ -99,7 +81,7 @@ def _tell_of_a_kill(run_dir: Path, code: int, out_of_memory: bool) -> None:
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
     how += ", since memory was full" if out_of_memory else ", for want of memory?" * (code == -signal.SIGKILL)
     print(f"weldtrain: {run_dir}: {how}", file=sys.stderr)
-    _write(run_dir, _summary(run_dir) | {"status": "failed", "error": how})
+    write_summary(run_dir, _summary(run_dir) | {"status": "failed", "error": how})
 
 
 def _before(run_dir: Path, command: list[str], composed: DictConfig, cwd: str) -> str | None:
@@ -140,7 +122,8 @@ def _summary(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def _write(run_dir: Path, summary: dict[str, Any]) -> None:
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Of a run that could not write it itself."""
     (run_dir / SUMMARY).write_text(json.dumps({"run_dir": str(run_dir), **summary}, indent=2) + "\n", "utf-8")
 
 
@@ -159,7 +142,3 @@ class Conclusion(Callback):
         exit_code = min((summary.get("exit_code", 1) for summary in ended if summary.get("status") not in FINISHED), default=0)
         if config.task == "train":
             compare(folder, config.sweep.objective)
-
-
-if __name__ == "__main__":
-    _alone(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
