@@ -466,7 +466,7 @@ def test_case_37_an_installed_package_brings_its_configs_and_is_not_written_to(t
     shown = weldtrain("--help", cwd=tmp_path, **env)
     assert shown.returncode == 0 and b"fasterrcnn_resnet18_fpn" in shown.stdout
     mine = weldtrain("--config-dir", "my", "experiment=mine", "--cfg", "job", "-p", "trainer", cwd=tmp_path, **env)
-    assert b"epochs: 7" in mine.stdout and b"hang_s: 1800" in mine.stdout, mine.stderr
+    assert b"epochs: 7" in mine.stdout and b"hang_s: 900" in mine.stdout, mine.stderr
     assert sorted(site.rglob("*")) == before
     for path in before:
         path.chmod(0o755)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from weldtrain.diagnosis import FAULTS, diagnosed, explained
-from weldtrain.errors import ConfigError, DataError, TrainingError
+from weldtrain.errors import IN_WORKER, ConfigError, DataError, TrainingError
 from weldtrain.tasks.explain import explain, fault_tree
 
 # Recorded from these libraries, and a word of the diagnosis that is right for it.
@@ -19,10 +19,9 @@ SAID = [
     ("RuntimeError: DataLoader worker (pid 22) is killed by signal: Bus error. It is possible that dataloader's workers are "
      "out of shared memory. Please try to raise your shared memory limit.", "could not give"),
     ("RuntimeError: unable to write to file </torch_2314_1602923436_0>: No space left on device (28)", "/dev/shm is full"),
-    ("RuntimeError: unable to open shared memory object </torch_31_2> in read-write mode: Too many open files (24)", "/dev/shm"),
+    ("RuntimeError: unable to open shared memory object </torch_31_2>: Too many open files (24)", "open files"),
     ("RuntimeError: DataLoader worker (pid(s) 12, 13) exited unexpectedly", "process is gone"),
     ("BrokenPipeError: [Errno 32] Broken pipe", "process is gone"),
-    ("ConnectionResetError: [Errno 104] Connection reset by peer", "process is gone"),
     ("RuntimeError: received 0 items of ancdata", "open files"),
     ("OSError: [Errno 24] Too many open files: 'images/a.jpg'", "open files"),
     ("RuntimeError: DataLoader timed out after 60 seconds", "in time"),
@@ -78,7 +77,11 @@ SAID = [
     ("OSError: [Errno 122] Disk quota exceeded", "disk is full"),
     ("RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470", "disk is full"),
     ("OSError: [Errno 30] Read-only file system: '/data/out'", "may not be written"),
-    ("PermissionError: [Errno 13] Permission denied: '/root/out'", "may not be written"),
+    ("PermissionError: [Errno 13] Permission denied: '/root/out'", "by this user"),
+    ("OSError: [Errno 36] File name too long: 'aaa'", "cannot be"),
+    ("EOFError: Ran out of input", "damaged"),
+    ("RuntimeError: CUDA error: out of memory", "GPU's memory"),
+    ("RuntimeError: CUDA error: the launch timed out and was terminated", "midst of a kernel"),
     ("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/a.jpg'", "not there"),
     ("OSError: [Errno 116] Stale file handle: '/mnt/nfs/a.jpg'", "network folder"),
     ("RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -103,7 +106,9 @@ def test_every_branch_is_reached_by_a_message_of_its_own():
 
 
 def test_what_nobody_said_is_not_explained():
-    for text in ("ValueError: x", "RuntimeError: expected scalar type Float but found Half", "KeyError: 'crack'"):
+    for text in ("ValueError: x", "RuntimeError: expected scalar type Float but found Half", "KeyError: 'crack'",
+                 "AttributeError: Can't get attribute 'Foo' on <module '__main__'>", "ValueError: size mismatch for weights",
+                 "NotImplementedError: torchvision::nms is not currently implemented for the MPS device"):
         assert diagnosed(text) is None
 
 
@@ -127,6 +132,15 @@ def test_the_cause_of_an_error_counts_and_our_own_words_stay():
     assert explained(DataError("no box", "a.xml")) is None
     assert explained(raised(ValueError("x"), ConfigError("No space left on device"))) is None
     assert explained(ValueError("x")) is None
+    with pytest.raises(ValueError) as caught:  # what was only being handled is no cause
+        try:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/ECCENTRIC/a.jpg")
+        except OSError:
+            raise ValueError("crack width is negative")  # noqa: B904
+    assert explained(caught.value) is None
+    assert "file or folder is not there" in str(explained(caught.value.__context__))
+    sent = raised(KeyError("crack"), RuntimeError(f"{IN_WORKER}\n  OSError: [Errno 28] No space left on device"))
+    assert explained(sent) is None
 
 
 def test_the_tree_holds_every_branch(capsys):

@@ -218,8 +218,13 @@ def test_which_sweep_goes_on(tmp_path):
     assert resuming.sweep(["hydra.sweep.subdir='${hydra.job.num}_a'"], tmp_path)
     job = tmp_path / "outputs/a/1/0"
     assert resuming.varied(["seed=2", "dataset.root=mine"], job) == {"seed": "2"}
-    assert resuming.varied(["seed=2", "augment=full"], tmp_path) == {"seed": "2", "augment": "full"}
+    assert resuming.varied(["seed=2", "augment=full"], tmp_path) is None
     with pytest.raises(ConfigError, match="not the directory of a sweep"):
         resuming.sweep(["seed=1,2", "resume=outputs"], tmp_path)
     with pytest.raises(ConfigError, match="study goes on by"):
         resuming.sweep(["hydra/sweeper=optuna", "resume=auto"], tmp_path)
+    with pytest.raises(ConfigError, match="study goes on by"):
+        resuming.sweep(["sweep=adamw", "resume=auto"], tmp_path)
+    swept("outputs/a/3", "sweep=adamw")
+    with pytest.raises(ConfigError, match="study goes on by"):
+        resuming.sweep(["resume=outputs/a/3"], tmp_path)

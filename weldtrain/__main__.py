@@ -47,7 +47,7 @@ def _run(composed: DictConfig) -> float | None:
         cfg = validated(composed, runtime.cwd)
         resumed = cfg.resume is not None and Path(cfg.resume).parent.parent == Path(runtime.output_dir)
         rank = int(os.environ.get("RANK", 0))
-        with (Follower(runtime.output_dir, rank) if rank
+        with (Follower(runtime.output_dir, asdict(cfg), rank) if rank
               else RunRecord(runtime.output_dir, asdict(cfg), resumed, cfg.trainer.log)) as record:
             try:
                 return importlib.import_module(f"weldtrain.tasks.{cfg.task}").run(cfg, record)
@@ -66,7 +66,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a class named 裂纹 must not end a run whose screen cannot show it
-    sys.stdout, sys.stderr = _Outlived(sys.stdout), _Outlived(sys.stderr)
+    # None where it was closed before.
+    sys.stdout, sys.stderr = (stream and _Outlived(stream) for stream in (sys.stdout, sys.stderr))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     interruption.listen(signal.SIGINT, signal.SIGTERM)
     try:

@@ -175,7 +175,7 @@ class TrainerConfig:
     save_every: int | None = key(None, ge=1)
     keep_best: int = key(1, ge=1)
     keep_every: int | None = key(None, ge=1)
-    hang_s: float | None = key(1800.0, gt=0)
+    hang_s: float | None = key(900.0, gt=0)
     stop_signal: str | None = key(None, choices=("USR1", "USR2", "HUP"))
     compile: bool = False
     profile: list[int] | None = key(None, ge=1)

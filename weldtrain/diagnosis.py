@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from weldtrain.errors import ConfigError, DataError, TrainingError, WeldtrainError, one_line, origins
+from weldtrain.errors import IN_WORKER, ConfigError, DataError, TrainingError, WeldtrainError, one_line
 
 
 class Fault(NamedTuple):
@@ -32,16 +32,16 @@ FAULTS = (
     Fault("workers", r"killed by signal: Bus error|SIGBUS|insufficient shared memory",
           "a worker process touched memory that a full disk or /dev/shm could not give, or a file that became shorter",
           "make room in cache_dir or set loader.cache=none; in a container raise its --shm-size"),
-    Fault("workers", r"unable to (?:write to|open|mmap) (?:file|shared memory).*(?:/torch_|shm)|shm_open",
-          "/dev/shm is full or too small", "raise a container's --shm-size, or set loader.workers=thread, which does not use it"),
-    Fault("workers", r"DataLoader worker .*exited unexpectedly|ConnectionResetError|BrokenPipe|EOFError",
-          "a worker process is gone, and with it the pipe to it",
-          "loader=simple loads in this process and shows the cause; task=check reads every picture"),
     Fault("workers", r"received 0 items of ancdata|Too many open files|Errno 24\]",
           "the limit of open files is reached", "raise it (ulimit -n 65536), or set fewer loader.num_workers"),
+    Fault("workers", r"unable to (?:write to|open|mmap) (?:file|shared memory object) </torch_|shm_open",
+          "/dev/shm is full or too small", "raise a container's --shm-size, or set loader.workers=thread, which does not use it"),
+    Fault("workers", r"DataLoader worker .*exited unexpectedly|BrokenPipeError",
+          "a worker process is gone, and with it the pipe to it",
+          "loader=simple loads in this process and shows the cause; task=check reads every picture"),
     Fault("workers", r"DataLoader timed out",
           "no batch came from the workers in time", "raise loader.timeout_s for slow storage; loader=simple shows what waits"),
-    Fault("workers", r"PicklingError|[Cc]an't pickle|cannot pickle|Can't get (?:local )?(?:object|attribute)",
+    Fault("workers", r"PicklingError|[Cc]an't pickle|cannot pickle|Can't get local object",
           "something that a worker process must be sent cannot be sent",
           "set loader.multiprocessing_context=fork or loader.workers=thread"),
     Fault("workers", r"can't start new thread|Resource temporarily unavailable|Errno 11\]",
@@ -49,7 +49,7 @@ FAULTS = (
     Fault("workers", r"Cannot re-initialize CUDA in forked subprocess",
           "a forked worker process touched the GPU, which CUDA forbids",
           "set loader.multiprocessing_context=spawn; weldtrain's own workers never touch it"),
-    Fault("GPU", r"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED",
+    Fault("GPU", r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED",
           "the GPU's memory is full",
           "lower loader.batch_size (auto finds what fits; trainer.accumulate makes up for it) or model.min_size"),
     Fault("GPU", r"device-side assert",
@@ -67,11 +67,13 @@ FAULTS = (
     Fault("GPU", r"CUDNN_STATUS|cuDNN (?:error|version incompatibility)",
           "cuDNN failed: another version of it on LD_LIBRARY_PATH, or the GPU's memory is full",
           "unset LD_LIBRARY_PATH; lower loader.batch_size"),
-    Fault("GPU", r"CUDA error: (?:an illegal memory access|unspecified launch failure|the launch timed out)|ECC|Xid",
+    Fault("GPU", r"CUDA error: (?:an illegal memory access|unspecified launch failure|the launch timed out|uncorrectable ECC)"
+          r"|NVRM: Xid",
           "the GPU stopped in the midst of a kernel", "see nvidia-smi and dmesg; run again with CUDA_LAUNCH_BLOCKING=1"),
     Fault("GPU", r"Watchdog caught collective operation timeout|NCCL (?:error|timeout)|ProcessGroupNCCL",
           "ranks waited for one another in vain", "another rank's message tells why; NCCL_DEBUG=INFO tells more"),
-    Fault("installation", r"torchvision::nms|Couldn't load custom C\+\+ ops|undefined symbol.*(?:torch|c10)",
+    Fault("installation", r"operator torchvision::nms does not exist|torchvision::nms.*from the 'CUDA' backend"
+          r"|Couldn't load custom C\+\+ ops|undefined symbol.*(?:torch|c10)",
           "torchvision was not built for this torch", "pip install --upgrade torch torchvision, both together", ConfigError),
     Fault("installation", r"numpy\.dtype size changed|compiled using NumPy 1\.x|numpy\.core\.multiarray failed to import",
           "a package was built for another NumPy", "pip install --upgrade numpy opencv-python-headless torch", ConfigError),
@@ -96,10 +98,11 @@ FAULTS = (
     Fault("checkpoint", r"Weights only load failed|Unsupported global|UnpicklingError",
           "the file holds more than numbers, or is no checkpoint; what could run code is not loaded",
           "take a checkpoint that weldtrain wrote, or save a plain state_dict", DataError),
-    Fault("checkpoint", r"PytorchStreamReader failed|failed finding central directory|invalid header or archive|not a ZIP",
+    Fault("checkpoint", r"PytorchStreamReader failed|failed finding central directory|invalid header or archive|not a ZIP"
+          r"|EOFError: (?:Ran out of input|No data left)",
           "the checkpoint is damaged, by a copy that broke off most often",
           "copy it again, or take last.pt, best.pt or epoch_NNNN.pt beside it", DataError),
-    Fault("checkpoint", r"Error\(s\) in loading state_dict|size mismatch for|Missing key\(s\) in state_dict",
+    Fault("checkpoint", r"Error\(s\) in loading state_dict|Missing key\(s\) in state_dict",
           "the weights are of another model, class list or release",
           "set model, and dataset.classes, as they were then, or model.weights=FILE, which takes what fits", ConfigError),
     Fault("checkpoint", r"invalid hash value|URLError|IncompleteRead|Max retries exceeded|Name or service not known",
@@ -108,8 +111,14 @@ FAULTS = (
           r"|file write failed|unexpected pos",
           "a disk is full, or a quota or a limit of file size is reached",
           "make room, or set output_dir and cache_dir to folders with room"),
-    Fault("disk", r"Errno 30\]|Read-only file system|Errno 13\]|PermissionError|Errno 1\]|Errno 20\]|Errno 36\]",
+    Fault("disk", r"Errno 30\]|Read-only file system",
           "a place may not be written", "set output_dir and cache_dir to folders with the right to write"),
+    Fault("disk", r"Errno 13\]|PermissionError|Errno 1\]",
+          "a file or folder may not be used by this user",
+          "give the right to it, or set another; output_dir and cache_dir are written to"),
+    Fault("disk", r"Errno 20\]|NotADirectoryError|Errno 36\]|File name too long",
+          "a path cannot be: a file stands where a folder should, or a name is too long",
+          "set output_dir and cache_dir to others"),
     Fault("disk", r"Errno 2\]|FileNotFoundError",
           "a file or folder is not there, or was taken away while the run went on",
           "give its path; a folder on the network may have been unmounted"),
@@ -125,7 +134,7 @@ FAULTS = (
           "a key is not known", "see weldtrain --help; a key of your own preset goes into --config-dir", ConfigError),
     Fault("configuration", r"MissingMandatoryValue|Missing mandatory value",
           "a key without a default has no value", "give it on the command line: key=value", ConfigError),
-    Fault("configuration", r"Ambiguous value|mismatched input|no viable alternative|extraneous input",
+    Fault("configuration", r"OverrideParseException|LexerNoViableAltException|Ambiguous value",
           "an override cannot be read", "quote a value with commas, braces or blanks: 'key=\"a,b\"'", ConfigError),
 )
 
@@ -137,17 +146,18 @@ def diagnosed(text: str) -> Fault | None:
 
 
 def explained(error: BaseException) -> WeldtrainError | None:
-    """The error that says what a raw one means and what to do; None where the table does not know it."""
-    for cause in origins(error):
-        if isinstance(cause, WeldtrainError):
-            return None  # its own words are better
+    """The error that says what a raw one means and what to do, by its own text or that of its declared cause; None where the
+    table does not know it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, WeldtrainError):  # whose own words are better
         fault = diagnosed(f"{type(cause).__name__}: {cause}")
         if fault is not None:
-            told = _of_file(cause) or one_line(f"{type(cause).__name__}: {cause}")[:300]
-            return fault.kind(f"{fault.means} ({told})", getattr(cause, "filename", None) or "", fault.fix)
+            said = [one_line(_said(e))[:300] for e in dict.fromkeys((error, cause))]
+            return fault.kind(f"{fault.means} ({'; from '.join(said)})", getattr(cause, "filename", None) or "", fault.fix)
+        cause = cause.__cause__ if not str(cause.__cause__).startswith(IN_WORKER) else None  # a traceback, of this very error
     return None
 
 
-def _of_file(error: BaseException) -> str | None:
-    """What the system says of a file, without its number and name."""
-    return error.strerror if isinstance(error, OSError) and error.strerror else None
+def _said(error: BaseException) -> str:
+    """What the system says of a file, without its number and name; of another error all."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"

@@ -54,13 +54,16 @@ class HangError(TrainingError):
     """Nothing moves any more."""
 
 
+IN_WORKER = "in a loader worker:"  # how the cause begins of an error that a worker sent
+
+
 def origins(error: BaseException) -> Iterator[BaseException]:
     """The error, and those that it came from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def one_line(text: str) -> str:

@@ -18,7 +18,7 @@ from weldtrain.overrides import named, quoted, without
 from weldtrain.telemetry.record import METRICS
 
 _PLACES = {"resume", "hydra.run.dir", "hydra.output_subdir"}
-_SWEPT = "multirun.yaml"  # written by Hydra
+SWEPT = "multirun.yaml"  # what a sweep was started with
 MADE_OF = "provenance.json"  # written once a run trains: unlike Hydra's record of its overrides not by one that is refused
 
 
@@ -70,30 +70,34 @@ def sweep(overrides: Sequence[str], cwd: Path) -> list[str]:
     wanted = given.get("resume", "null")
     if wanted == "null" or (wanted == config.AUTO and "hydra.sweep.dir" in given):
         return [*overrides]
-    if given.get("hydra/sweeper", "basic") != "basic":
-        raise ConfigError("is not for a sweeper that draws its trials", "resume",
-                          "a study goes on by hydra.sweeper.storage=sqlite:///FILE hydra.sweeper.study_name=NAME")
+    _refuse_drawn_trials(given)
     if wanted == config.AUTO:
-        folders = Path(config.absolute(given.get("output_dir", "outputs"), cwd)).glob(f"*/*/{_SWEPT}")
+        folders = Path(config.absolute(given.get("output_dir", "outputs"), cwd)).glob(f"*/*/{SWEPT}")
         own = sorted(o for o in without(overrides, "resume") if not o.startswith("hydra"))
         for file in sorted(folders, key=lambda f: f.stat().st_mtime_ns, reverse=True):
             if sorted(without(_swept(file)[0], "resume")) == own:
                 return [*overrides, f"hydra.sweep.dir={quoted(str(file.parent))}"]
         return [*overrides]
-    file = Path(config.absolute(wanted, cwd)) / _SWEPT
+    file = Path(config.absolute(wanted, cwd)) / SWEPT
     if not file.is_file():
         raise ConfigError("is not the directory of a sweep", "resume", "give one, or auto; resume a single run without -m")
     before, before_cwd = _swept(file)
+    _refuse_drawn_trials(named(before))
     kept = [f"{name}={quoted(config.absolute(value, before_cwd))}" if name in config.PATH_KEYS else f"{name}={value}"
             for name, _, value in (o.partition("=") for o in before) if name.lstrip("+") not in given]
     return [*kept, *without(overrides, "resume"), "resume=auto", f"hydra.sweep.dir={quoted(str(file.parent))}"]
 
 
-def varied(overrides: Sequence[str], run_dir: Path) -> dict[str, str]:
-    """Of a run's overrides those that its sweep varies, by key; all of them where it is no job of a sweep."""
-    file = run_dir.parent / _SWEPT
-    common = _swept(file)[0] if file.is_file() else []
-    return named([o for o in overrides if o not in common])
+def _refuse_drawn_trials(given: dict[str, str]) -> None:
+    if given.get("hydra/sweeper", "basic") != "basic" or given.get("sweep", "null") != "null":
+        raise ConfigError("is not for a sweeper that draws its trials", "resume",
+                          "a study goes on by hydra.sweeper.storage=sqlite:///FILE hydra.sweeper.study_name=NAME")
+
+
+def varied(overrides: Sequence[str], run_dir: Path) -> dict[str, str] | None:
+    """Of a run's overrides those that its sweep varies, by key; None where it is no job of a sweep."""
+    file = run_dir.parent / SWEPT
+    return named([o for o in overrides if o not in _swept(file)[0]]) if file.is_file() else None
 
 
 def _swept(file: Path) -> tuple[list[str], str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from weldtrain import cluster, config, resuming
 from weldtrain.errors import WeldtrainError
@@ -50,7 +50,7 @@ def job(composed: DictConfig, hydra: DictConfig) -> float:
         kills = oom_kills()
         code = _wait_for(command, cwd, run_dir, study_of(hydra.sweeper, own))
     if rank == 0:
-        _tell_of_a_kill(run_dir, code, oom_kills() > kills)
+        _tell_of_a_kill(run_dir, code, code == -signal.SIGKILL and oom_kills() > kills)
     return _objective(run_dir, composed)
 
 
@@ -131,7 +131,9 @@ class Conclusion(Callback):
     """Called by Hydra: the table of all jobs at a sweep's end."""
 
     def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
-        Path(config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)  # where a sweeper may keep its study
+        folder = Path(config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)  # where a sweeper may keep its study
+        OmegaConf.save(config, folder / resuming.SWEPT)  # as Hydra's own sweeper does, and no other
 
     def on_multirun_end(self, config: DictConfig, **more: Any) -> None:
         global exit_code

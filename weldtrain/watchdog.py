@@ -1,26 +1,26 @@
 """A hang is a failure too: where nothing has moved for too long, the run says where everything stands, and ends.
 
-Who makes progress says so with `beat`; it costs a fraction of a microsecond. The error is raised in the main thread, which then
-leaves a checkpoint; where that does not come back from a library either, the process is ended.
+Who makes progress says so with `beat`, which costs a fraction of a microsecond. The error is raised in the main thread, which
+then leaves a checkpoint; where that does not come back from a library, the process is ended, at last by a timer that needs no
+Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import os
 import signal
-import tempfile
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from weldtrain.errors import HangError
 
-log = logging.getLogger(__name__)
-
-_GRACE_S = 20.0  # from the error to the end of the process
+_GRACE_S = 60.0  # without progress, from the error to the end of the process
+_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else getattr(signal, "SIGUSR2", None)
 _beat: tuple[float, str] = (0.0, "")
 
 
@@ -32,34 +32,47 @@ def beat(at: str) -> None:
 
 @contextlib.contextmanager
 def watching(
-    limit_s: float | None, more: Callable[[], str], last_words: Callable[[HangError], None], grace_s: float = _GRACE_S
+    limit_s: float | None, log: Path, more: Callable[[], str], last_words: Callable[[HangError], None], grace_s: float = _GRACE_S
 ) -> Iterator[None]:
-    """Inside, silence of `limit_s` raises HangError in the main thread; null watches nothing. `more` adds stacks of other
-    processes; `last_words` is called before the process is ended, where it does not end itself."""
-    if limit_s is None or threading.current_thread() is not threading.main_thread():  # signals reach that one alone
+    """Inside, silence of `limit_s` raises HangError in the main thread; null watches nothing. The stacks of all threads are
+    appended to `log`, and those of other processes that `more` gives; `last_words` is called before the process is ended, where
+    it does not end itself."""
+    # Signals reach the main thread alone.
+    if limit_s is None or _SIGNAL is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    over = threading.Event()
-    raised: list[HangError] = []
+    over, raised = threading.Event(), []
 
     def raise_it(number: int, frame: object) -> None:
         if raised and not over.is_set():
             raise raised[0]
 
     def watch() -> None:
-        while not over.wait(min(limit_s / 4, 5.0)):
+        pause_s = min(limit_s / 4, 5.0)
+        while True:
+            if sys.__stderr__ is not None:  # against a library that keeps Python's lock, and with it this thread
+                faulthandler.dump_traceback_later(2 * (limit_s + grace_s), exit=True, file=sys.__stderr__)
+            if over.wait(pause_s):
+                return
             since, at = _beat
-            if time.monotonic() - since < limit_s:
-                continue
-            log.debug("stacks:\n%s%s", stacks(), more())
-            error = HangError(f"nothing has moved for {limit_s:g} s, in {at}", "trainer.hang_s",
-                              "run.log has the stacks of all threads; raise it where so long is right")
-            raised.append(error)
-            signal.pthread_kill(threading.main_thread().ident, _SIGNAL)
-            if not over.wait(grace_s):
-                last_words(error)
-                os._exit(error.exit_code)
-            return
+            if time.monotonic() - since >= limit_s:
+                break
+        # Not by way of `logging`, whose locks the main thread may hold.
+        with contextlib.suppress(OSError), open(log, "ab", buffering=0) as file:
+            file.write(f"nothing has moved for {limit_s:g} s, in {at}; the stacks:\n".encode())
+            faulthandler.dump_traceback(file)
+            file.write(more().encode())
+        error = HangError(f"nothing has moved for {limit_s:g} s, in {at}", "trainer.hang_s",
+                          f"{log.name} has the stacks of all threads; raise it where so long is right")
+        raised.append(error)
+        beat("the end")
+        signal.pthread_kill(threading.main_thread().ident, _SIGNAL)
+        while not over.wait(pause_s):
+            if time.monotonic() - _beat[0] > grace_s:
+                try:
+                    last_words(error)
+                finally:
+                    os._exit(error.exit_code)
 
     beat("the start")
     before = signal.signal(_SIGNAL, raise_it)
@@ -70,15 +83,5 @@ def watching(
     finally:
         over.set()
         thread.join()
+        faulthandler.cancel_dump_traceback_later()
         signal.signal(_SIGNAL, before)
-
-
-_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGTERM) + 5
-
-
-def stacks() -> str:
-    """Where each thread of this process is."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        return file.read().decode(errors="replace")

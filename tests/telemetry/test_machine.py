@@ -62,6 +62,7 @@ def test_this_machine_answers():
     assert 0 < machine.memory_available() <= psutil.virtual_memory().total
 
 
+@pytest.mark.alone
 def test_workers_are_counted_by_what_they_compute():
     counters, over = machine.MachineCounters(torch.device("cpu")), threading.Event()
 

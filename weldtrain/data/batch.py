@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from weldtrain.data.buffers import SharedBuffers
+from weldtrain.errors import IN_WORKER
 
 STRIDE = 32  # of the coarsest backbone level that the pyramid uses: padding to it keeps every level whole
 
@@ -46,12 +47,14 @@ class Failure(NamedTuple):
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # whatever a library's exception does: one that cannot travel would leave the trainer waiting
+            samples = getattr(error, "samples", ())
             error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+            error.samples = samples
         return cls(error, "".join(traceback.format_exception(error)))
 
     def reraise(self) -> None:
         """Raises the error, with the worker's traceback as its cause."""
-        raise self.error from RuntimeError(f"in a loader worker:\n{self.traceback}")
+        raise self.error from RuntimeError(f"{IN_WORKER}\n{self.traceback}")
 
 
 @dataclass

@@ -27,7 +27,8 @@ _KEPT_BYTES = 2**28
 
 _SHOW, _SHOW_S, _STACK_BYTES = getattr(signal, "SIGRTMIN", 0) + 4, 0.5, 2**16
 
-PLACE = PID, ROW, STAGE, SINCE_NS = range(4)  # where a worker is, as the dataset's `reading` has it
+PID, ROW, STAGE, SINCE_NS, KEY = *range(4), slice(4, 7)  # where a worker is, as the dataset's `reading` has it
+PLACE = 7
 
 
 @functools.cache
@@ -87,7 +88,7 @@ class SharedBuffers:
     def __init__(self, workers: int, pieces: int, nbytes: int, number: int | None = None, files: Sequence[DupFd] = ()) -> None:
         """`pieces` for each worker, of uint8 [nbytes]. Raises OSError where there is no memory or file for it."""
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        places = 8 * len(PLACE) * workers
+        places = 8 * PLACE * workers
         heads = -(-(places + workers * pieces) // mmap.PAGESIZE) * mmap.PAGESIZE
         total = heads + workers * pieces * nbytes
         made = not files
@@ -100,7 +101,7 @@ class SharedBuffers:
         memory = np.frombuffer(mmap.mmap(self._files[0], total), np.uint8)
         self._pieces = memory[heads:].reshape(workers, pieces, nbytes)
         self._taken = memory[places : places + workers * pieces].reshape(workers, pieces)
-        self.reading = memory[:places].view(np.int64).reshape(workers, len(PLACE))  # as the dataset has it
+        self.reading = memory[:places].view(np.int64).reshape(workers, PLACE)  # as the dataset has it
         if made:
             self.reading[:] = -1
         self._number = next(self._numbers) if number is None else number
@@ -117,13 +118,14 @@ class SharedBuffers:
 
     def stacks(self) -> str:
         """Of all workers that can still say where they are, and of those that crashed."""
-        before = [os.fstat(file).st_size for file in self._files[1:]]
-        for pid in self.reading[:, PID].tolist():
+        before, asked = [os.fstat(file).st_size for file in self._files[1:]], []
+        for worker, pid in enumerate(self.reading[:, PID].tolist()):
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if pid > 0 and psutil.Process(pid).ppid() == os.getpid():  # not another program by now
+                if pid > 0 and os.getpid() in [parent.pid for parent in psutil.Process(pid).parents()]:  # not another by now
                     os.kill(pid, _SHOW)
+                    asked.append(worker)
         until = time.monotonic() + _SHOW_S
-        while time.monotonic() < until and before == [os.fstat(file).st_size for file in self._files[1:]]:
+        while time.monotonic() < until and any(os.fstat(self._files[1 + w]).st_size == before[w] for w in asked):
             time.sleep(0.05)
         time.sleep(0.1)  # for the rest of it
         said = [os.pread(file, _STACK_BYTES, 0).decode(errors="replace") for file in self._files[1:]]

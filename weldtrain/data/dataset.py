@@ -19,7 +19,7 @@ from weldtrain.config import AugmentConfig, ModelConfig
 from weldtrain.data import images
 from weldtrain.data.augment import Pool, Recipe, boxes_of, paint, recipes, seeds_of
 from weldtrain.data.batch import IGNORED, STAGES, Batch, Failure, Sample, blank, room
-from weldtrain.data.buffers import PID, PLACE, ROW, SINCE_NS, STAGE, Buffers, SharedBuffers
+from weldtrain.data.buffers import KEY, PID, PLACE, ROW, SINCE_NS, STAGE, Buffers, SharedBuffers
 from weldtrain.data.cache import PictureCache
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
@@ -114,6 +114,7 @@ class DetectionDataset(Dataset):
         laps = Laps(draft.batch.work_s[i], place)
         try:
             laps("assemble")
+            place[KEY] = draft.keys[i]
             out = room(draft.canvas[i], *recipe.size[::-1])
             pictures = {}
             for row in dict.fromkeys(layer.row for layer in recipe.layers):
@@ -138,10 +139,10 @@ class DetectionDataset(Dataset):
         self.rows, self._donors = rows, np.intersect1d(self._donors, rows)
 
     def watch(self, workers: int, shared: SharedBuffers | None = None) -> None:
-        """Notes from now on what each worker is at in `reading`, int64 [workers, PID ROW STAGE SINCE_NS]: its process, the row of
-        the index that it reads (-1 for none), the place in STAGES and since when by `perf_counter`. Worker processes see `shared`
-        and hand their batches over in it."""
-        self.reading = shared.reading if shared else np.full((max(workers, 1), len(PLACE)), -1)
+        """Notes from now on what each worker is at in `reading`, int64 [workers, PID ROW STAGE SINCE_NS KEY]: its process, the
+        row of the index that it reads (-1 for none), the place in STAGES, since when by `perf_counter`, and the sample's key.
+        Worker processes see `shared` and hand their batches over in it."""
+        self.reading = shared.reading if shared else np.full((max(workers, 1), PLACE), -1)
         self._shared, self._worker, self._empty = shared, 0, Buffers(at_most=2)
 
     def work_as(self, worker: int) -> None:

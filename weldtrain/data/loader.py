@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from weldtrain.config import LoaderConfig
 from weldtrain.data.batch import STAGES, STRIDE, Batch, Failure
-from weldtrain.data.buffers import PID, ROW, SINCE_NS, STAGE, SharedBuffers, keep_pages
+from weldtrain.data.buffers import KEY, PID, ROW, SINCE_NS, STAGE, SharedBuffers, keep_pages
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.sampler import Key, Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
@@ -112,17 +112,21 @@ class Loader:
             better = self._explained(e)
             if better is e:
                 raise
-            better.samples = self.dataset.named([(self._at[0], place[ROW], 0) for place in self._begun()])
+            better.samples = self.dataset.named([place[KEY] for place in self._begun(str(e))])
             if stacks := self.stacks():
                 log.debug("stacks of the workers:\n%s", stacks)
-            if isinstance(self._stream, _Processes):
-                self._stream.kill()  # the others may hang as well, and to wait for each takes long
+            self.kill()  # the others may hang as well, and to wait for each takes long
             raise better from e
 
     @property
     def ready(self) -> int | None:
         """How many batches wait to be taken; None where that cannot be known."""
         return self._stream.ready if isinstance(self._stream, ThreadStream) else None
+
+    def kill(self) -> None:
+        """Ends worker processes whatever they do."""
+        if isinstance(self._stream, _Processes):
+            self._stream.kill()
 
     def close(self) -> None:
         """Ends threads and worker processes. Another iteration starts them anew."""
@@ -171,7 +175,7 @@ class Loader:
 
     def _explained(self, error: Exception) -> Exception:
         text = " ".join(str(error).split())
-        if isinstance(error, TimeoutError) or "timed out" in text:
+        if isinstance(error, TimeoutError) or "DataLoader timed out" in text:
             return WorkerError(
                 f"no batch came from the workers within {self.plan.timeout_s:g} s{self._were_reading()}", "loader.timeout_s",
                 "slow storage or very large pictures: raise it; a worker that was stopped: let it go on, or end it",
@@ -182,23 +186,24 @@ class Loader:
             by = killed[1] if killed else self._stream.killed_by() if isinstance(self._stream, _Processes) else None
             how = by or text.partition(" Details")[0] or type(error).__name__
             cause = diagnosed(f"killed by signal: {by}" if by else text) or diagnosed("killed by signal: Killed")
-            if oom_kills() > self._oom_kills:
+            if by == signal.strsignal(signal.SIGKILL) and oom_kills() > self._oom_kills:
                 how = "the system ended it, since memory was full"
             return WorkerError(f"a loader worker died ({how}){self._were_reading(text)}", "loader.num_workers", cause.fix)
         return error
 
     def _were_reading(self, text: str = "") -> str:
-        """The pictures that workers have begun and not ended: of those whose process a message names, if it does."""
-        pids, begun = {int(number) for number in re.findall(r"\d+", text)}, self._begun()
-        begun = [place for place in begun if place[PID] in pids] or begun
+        """The pictures that workers have begun and not ended."""
+        begun = self._begun(text)
         now_s = time.perf_counter()
         at = ", ".join(f"{self.dataset.index.path(place[ROW])} ({STAGES[place[STAGE]]}, {now_s - place[SINCE_NS] / 1e9:.0f} s)"
                        for place in begun[:8])
         return f" while at {at}" if at else ""
 
-    def _begun(self) -> list[list[int]]:
-        """The places of the workers that are at a picture."""
-        return [place for place in self.dataset.reading.tolist() if place[ROW] >= 0]
+    def _begun(self, text: str) -> list[list[int]]:
+        """The places of the workers that are at a picture: of those whose process a message names, if it does."""
+        pids = {int(number) for number in re.findall(r"\d+", text)}
+        begun = [place for place in self.dataset.reading.tolist() if place[ROW] >= 0]
+        return [place for place in begun if place[PID] in pids] or begun
 
     def stacks(self) -> str:
         """Where worker processes are in their code, of those that can say it; nothing of threads, which are this process's."""

@@ -42,6 +42,7 @@ def evaluate(
     model.limit_detections(cfg.score_thresh, cfg.max_detections)
     parts: list[list[dict[str, np.ndarray]]] = []  # of each batch
     loader.set_epoch(0)
+    beat("the first batch of the evaluation")
     with judging(model):
         for batch in device_batches(loader, device, StepClock(device)):
             beat("the evaluation")
@@ -49,6 +50,7 @@ def evaluate(
             with loader.explained(), memory_told("evaluate.batch_size", len(batch), device), autocast:
                 detections = model(batch)
             parts.append(_in_file_pixels(batch, detections))
+    beat("the metrics")
     of_all, dataset = _dealt(gathered(parts)), loader.dataset
     if not world().first:
         return Judged(agreed(None), None, None)

@@ -47,16 +47,17 @@ def fitting_batch_size(
 
 @contextlib.contextmanager
 def memory_told(key: str, pictures: int, device: torch.device, accumulate: int = 0) -> Iterator[None]:
-    """Around what runs on a batch: of a GPU's memory that is full it says by how much to lower `key`, the pictures of a batch.
-    With `accumulate`, the batches of a step, also how to learn the same from smaller ones."""
+    """Around what runs on batches of so many pictures: of a GPU's memory that is full it says by how much to lower `key`. With
+    `accumulate`, the batches of a step, also how to learn the same from smaller ones."""
     try:
         yield
     except torch.OutOfMemoryError as e:
         peak, total = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[1]
         less = f"set {key}={pictures // 2}" if pictures > 1 else "halve model.min_size and model.max_size"
-        same = f" with trainer.accumulate={2 * accumulate}, which learns the same" if accumulate and pictures > 1 else ""
+        if accumulate and pictures % 2 == 0:
+            less += f" with trainer.accumulate={2 * accumulate}, which learns the same"
         raise TrainingError(f"the GPU is full: a batch of {pictures} took {peak / 2**30:.1f} of {total / 2**30:.1f} GB and "
-                            "wanted more", key, f"{less}{same}; loader.batch_size=auto finds what fits") from e
+                            "wanted more", key, less) from e
 
 
 def _peak(

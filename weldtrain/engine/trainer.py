@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _LOG_LINES = 5000  # about, of a long run
 
+
 class Trainer:
     """Trains `model` on `loader`; `judge` judges the model that it is given, and `examples` show what that one finds."""
 
@@ -80,7 +81,7 @@ class Trainer:
         self._whole = True  # weights, optimiser and counters are of the same step
         self._norm = torch.zeros((), device=device)
         self._profile = Profile(cfg.trainer.profile, device, record.dir) if self.world.first else None
-        self._machine = Sampler(MachineCounters(device)) if self.world.first else None
+        self._machine: Sampler | None = None
         self._pruner, self.pruned = Pruner(cfg.sweep.objective) if self.world.first else None, False
         self._watch = LossWatch(device, loader, skip=cfg.trainer.non_finite == "skip")
         self._stop = StopTogether()
@@ -107,13 +108,16 @@ class Trainer:
         written; a signal and a lost worker leave a checkpoint of the step they came in."""
         if self.world.first:
             checkpoint.tidy(self.record.checkpoints)
+            self._machine = Sampler(MachineCounters(self.device))
         try:
             with progress_line(self.total_steps, self.step) as line:
                 while not self.finished:
                     if not self.unjudged:
                         self._train_epoch(line)
                     self._end_epoch(self._validate() if self._evaluation_due() else None)
-        except (Interrupted, WorkerError, HangError):
+        except (Interrupted, WorkerError, HangError) as ended:
+            if isinstance(ended, HangError):
+                self.loader.kill()  # to wait for workers that may hang as well takes long
             if self._whole:
                 self._save()
             raise
@@ -155,13 +159,14 @@ class Trainer:
                 if not rows:
                     whole.enter_context(deferred())  # until the step is done
                 last = i % self.cfg.trainer.accumulate == self.cfg.trainer.accumulate - 1 or i + 1 == self.batches
-                memory = memory_told("loader.batch_size", len(batch), self.device, self.cfg.trainer.accumulate)
+                memory = memory_told("loader.batch_size", self.cfg.loader.batch_size, self.device, self.cfg.trainer.accumulate)
                 with self.loader.explained(), memory, self.clock.compute():
                     self._add(batch, i, not rows, last)
                     rows += batch.image_ids.tolist()
                     if last:
                         self._update(rows)
                 self.clock.end_step(self._counted(batch, i), last)
+                beat(f"the batch after epoch {self.epoch + 1}, step {self.step}")
                 if last:
                     self.batch, rows = i + 1, []
                     self._whole = True
@@ -337,7 +342,7 @@ class Trainer:
             "skipped": self.skipped,
             "sums": self._sums,
             "unlogged": self._unlogged,
-            "clock": self.clock.state(),
+            "clock": self.clock.state(self.world.size),
             "classes": self.classes,
             "config": asdict(self.cfg),
         }
@@ -368,7 +373,7 @@ class Trainer:
         self._sums.copy_(state["sums"])
         self._unlogged = state["unlogged"]
         if "clock" in state:
-            self.clock.restore(state["clock"])
+            self.clock.restore(state["clock"], self.world.size)
 
 
 def _with_rates_of(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+from weldtrain.config import Config
 from weldtrain.diagnosis import FAULTS, diagnosed
 from weldtrain.errors import DataError, one_line
+
+
+def run(cfg: Config, record: object) -> None:
+    """Where a preset of one's own asks for it; from the command line it is called before any of that is made."""
+    explain(cfg.error)
 
 
 def explain(error: str | None) -> None:

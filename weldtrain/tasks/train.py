@@ -35,6 +35,7 @@ from weldtrain.formats.record import summary
 from weldtrain.interruption import listen
 from weldtrain.models.detector import Detector, build_detector
 from weldtrain.models.weights import load_weights
+from weldtrain.overrides import named
 from weldtrain.resuming import MADE_OF, own_overrides, sound, varied
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.provenance import provenance
@@ -82,7 +83,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         record.__exit__(type(error), error, error.__traceback__)
         print(f"weldtrain: {error}", file=sys.stderr, flush=True)
 
-    with contextlib.closing(loader), watching(cfg.trainer.hang_s, loader.stacks, last_words):
+    with contextlib.closing(loader), watching(cfg.trainer.hang_s, record.log_file, loader.stacks, last_words):
         trainer = Trainer(model, loader, lambda model: evaluate(model, val_loader, data.classes, cfg.evaluate, device, dtype),
                           data.classes, replace(cfg, loader=asked.loader), device, dtype, record,
                           Examples(data.val, data.classes) if place.first else None)
@@ -179,10 +180,12 @@ def _describe(record: RunRecord | Follower, cfg: Config, data: _Data, device: to
 
 
 def _compared(cfg: Config, run_dir: Path) -> dict[str, Any]:
-    """The settings that runs are compared by, those first that this one's sweep varies."""
-    settings, asked = flat(asdict(cfg)), varied(own_overrides(sys.argv), run_dir)
-    first = {key: settings.get(key, asked[key]) for key in asked if key not in PATH_KEYS and not key.startswith("hydra")}
-    return first | {key: settings[key] for key in _COMPARED}
+    """The settings that runs are compared by: in a sweep those that it varies, since TensorBoard shows the first few alone."""
+    settings, own = flat(asdict(cfg)), own_overrides(sys.argv)
+    asked = varied(own, run_dir)
+    if asked is None:
+        asked = {**dict.fromkeys(_COMPARED, ""), **named(own)}
+    return {key: settings.get(key, value) for key, value in asked.items() if key not in PATH_KEYS and not key.startswith("hydra")}
 
 
 def resumed_state(path: Path) -> dict[str, Any]:

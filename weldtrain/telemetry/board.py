@@ -14,7 +14,8 @@ BOARDS = {
         "loss": ["Multiline", ["loss/total", "loss/classifier", "loss/box_reg", "loss/objectness", "loss/rpn_box_reg"]],
         "AP": ["Multiline", ["val/map", "val/map_50", "val/map_75"]],
         "AP by class": ["Multiline", [r"val/ap/.*"]],
-        "rate and gradient": ["Multiline", ["optim/lr", "optim/grad_norm"]],
+        "learning rate": ["Multiline", ["optim/lr"]],
+        "norm of the gradient": ["Multiline", ["optim/grad_norm"]],
     },
     "loader": {
         "images per second": ["Multiline", ["loader/images_per_s"]],

@@ -51,12 +51,12 @@ class _Sums:
         }
 
 
-def _plain(sums: _Sums) -> dict[str, Any]:
-    return {**vars(sums), "work_s": dict(sums.work_s)}
+def _plain(sums: _Sums, ranks: int) -> dict[str, Any]:
+    return {**vars(sums), "work_s": dict(sums.work_s), "images": sums.images * ranks}
 
 
-def _sums(plain: Mapping[str, Any]) -> _Sums:
-    return _Sums(**{**plain, "work_s": Counter(plain["work_s"])})
+def _sums(plain: Mapping[str, Any], ranks: int) -> _Sums:
+    return _Sums(**{**plain, "work_s": Counter(plain["work_s"]), "images": plain["images"] / ranks})
 
 
 @dataclass
@@ -131,17 +131,19 @@ class StepClock:
         later = self.epoch_starts_s[1:] or self.epoch_starts_s
         return self._or_first(self._run).rates() | {"loader/epoch_start_s": sum(later) / max(len(later), 1)}
 
-    def state(self) -> dict[str, Any]:
-        """All that was counted so far, as plain values: a run that is resumed counts on from it."""
+    def state(self, ranks: int = 1) -> dict[str, Any]:
+        """All that was counted so far, as plain values, pictures over all ranks: a run that is resumed counts on from it. Waits
+        for the device."""
+        self._take_events()
         run = _Sums()
         run.add(self._run)
         run.add(self._interval)
-        return {"run": _plain(run), "first_step": self._first_step and _plain(self._first_step),
+        return {"run": _plain(run, ranks), "first_step": self._first_step and _plain(self._first_step, ranks),
                 "epoch_starts_s": [*self.epoch_starts_s]}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], ranks: int = 1) -> None:
         """Counts on from a `state`. This process's own first step is left out like any run's."""
-        self._run, self._first_step = _sums(state["run"]), state["first_step"] and _sums(state["first_step"])
+        self._run, self._first_step = _sums(state["run"], ranks), state["first_step"] and _sums(state["first_step"], ranks)
         self.epoch_starts_s = [*state["epoch_starts_s"]]
 
     def _or_first(self, sums: _Sums) -> _Sums:

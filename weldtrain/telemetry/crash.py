@@ -19,10 +19,10 @@ _LINES = 50  # of run.log
 _PACKAGES = ("torch", "torchvision", "numpy", "cv2", "hydra", "weldtrain")
 
 
-def crash(error: BaseException, config: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
-    """The failure, its samples, the settings, the machine at this moment and the end of run.log. No environment variables."""
+def crash(error: BaseException, config: Mapping[str, Any], log_file: Path) -> dict[str, Any]:
+    """The failure, its samples, the settings, the machine at this moment and the end of the log. No environment variables."""
     try:
-        log = (run_dir / "run.log").read_text("utf-8", errors="replace").splitlines()[-_LINES:]
+        log = log_file.read_text("utf-8", errors="replace").splitlines()[-_LINES:]
     except OSError:
         log = []
     return {
@@ -40,7 +40,7 @@ def crash(error: BaseException, config: Mapping[str, Any], run_dir: Path) -> dic
             "memory_available_mb": memory_available() >> 20,
             "rss_mb": psutil.Process().memory_info().rss >> 20,
             "oom_kills": oom_kills(),
-            **{f"free_mb {place}": shutil.disk_usage(place).free >> 20 for place in ("/dev/shm", str(run_dir))
+            **{f"free_mb {place}": shutil.disk_usage(place).free >> 20 for place in ("/dev/shm", str(log_file.parent))
                if Path(place).is_dir()},
         },
         "config": dict(config),

@@ -102,8 +102,9 @@ class MachineCounters:
         if self._gpu is not None:
             import pynvml
 
-            values["system/gpu_util_pct"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
-            values["system/gpu_mem_mb"] = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used / 2**20
+            with contextlib.suppress(pynvml.NVMLError):  # the driver may have no answer for a moment
+                values["system/gpu_util_pct"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+                values["system/gpu_mem_mb"] = pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used / 2**20
         return values
 
 
@@ -125,7 +126,8 @@ class Sampler:
             if not self._samples:  # called before the thread came to it
                 self._samples.append(self._counters.read())
             samples, self._samples, self._told = self._samples, self._samples[-1:], True
-        return {name: (fmean if name.endswith("_pct") else max)([sample[name] for sample in samples]) for name in samples[0]}
+        return {name: (fmean if name.endswith("_pct") else max)([sample[name] for sample in samples if name in sample])
+                for name in set().union(*samples)}
 
     def close(self) -> None:
         self._over.set()
@@ -134,10 +136,11 @@ class Sampler:
     def _sample(self) -> None:
         start, pause = time.perf_counter(), 0.2  # the first one soon, for runs of a few steps
         while not self._over.wait(pause):
-            with self._reading:
+            with self._reading, contextlib.suppress(OSError, psutil.Error):  # a process that is ending may be half there
+                sample = self._counters.read()
                 if self._told:
                     self._samples.clear()
-                self._samples.append(self._counters.read())
+                self._samples.append(sample)
                 self._told = False
             pause = max(self._every_s, time.thread_time() / self._share - (time.perf_counter() - start))
 

@@ -46,7 +46,7 @@ class RunRecord:
         Raises ConfigError if another run has the directory, or if it cannot be written.
         """
         self.dir, self.config = Path(run_dir), config
-        self.checkpoints = self.dir / "checkpoints"
+        self.checkpoints, self.log_file = self.dir / "checkpoints", self.dir / "run.log"
         self.summary: dict[str, Any] = {}
         self.unchanged = False  # by a run that had nothing left to do
         self._names, self._opened = [name for name in writers if name in WRITERS], None
@@ -55,7 +55,7 @@ class RunRecord:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             # Created, never opened: two runs in one directory would mix.
-            self._jsonl = open(self.dir / METRICS, "a" if resumed else "x", buffering=1, encoding="utf-8")  # noqa: SIM115
+            self._jsonl = open(self.dir / METRICS, "a" if resumed else "x", 1, "utf-8", "backslashreplace")  # noqa: SIM115
         except FileExistsError:
             raise ConfigError("holds another run", self.dir, "leave hydra.run.dir alone, or name a new folder") from None
         except OSError as e:
@@ -65,9 +65,7 @@ class RunRecord:
         if not resumed:
             self._write_config()
         self._root_logger = logging.getLogger("weldtrain")
-        self._handlers = [_handler(logging.FileHandler(self.dir / "run.log", encoding="utf-8"),
-                                   "%(asctime)s %(levelname)s %(name)s: %(message)s"),
-                          _handler(_Stderr(), "%(message)s")]
+        self._handlers = [_to_file(self.log_file), _handler(_Stderr(), "%(message)s")]
         # A traceback belongs into run.log; the screen gets one line from the entry point.
         self._handlers[1].addFilter(lambda r: r.exc_info is None)
         self._handlers[1].setLevel(logging.INFO)
@@ -87,9 +85,11 @@ class RunRecord:
         else:
             status = "failed"
             log.error("the run failed", exc_info=error)
-            self._leave(error)
+            _leave(error, self.config, self.log_file, self.dir / crash.FILE)
         known = {"status": status, "run_dir": str(self.dir)} | (
             {"error": str(error), "exit_code": getattr(error, "exit_code", 1)} if status == "failed" else {})
+        if status == DONE:
+            (self.dir / crash.FILE).unlink(missing_ok=True)  # of an earlier process of a run that went on
         if not self.unchanged:
             self.write(SUMMARY, known | self.summary)
         self._jsonl.close()
@@ -104,17 +104,9 @@ class RunRecord:
         """Since the run began, without the time between its processes where it was resumed."""
         return time.time() - self._start_s
 
-    def _leave(self, error: BaseException) -> None:
-        """What a report of this needs; where there is no room for it, run.log has the most of it."""
-        try:
-            self.write(crash.FILE, crash.crash(error, self.config, self.dir))
-            error.crash = self.dir / crash.FILE
-        except OSError as e:
-            log.warning("%s cannot be written: %s", crash.FILE, e.strerror)
-
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file into the run directory."""
-        (self.dir / name).write_text(json.dumps(_plain(values), indent=2, ensure_ascii=False) + "\n", "utf-8")
+        _write(self.dir / name, values)
 
     def rewind(self, step: int, judged: bool = True) -> None:
         """What was written of later steps is dropped, and of this one's evaluation where the run is yet to be `judged`: a run
@@ -170,25 +162,34 @@ class RunRecord:
 
 
 class Follower:
-    """In the place of a RunRecord on every rank but the first, which alone writes: only errors reach the screen."""
+    """In the place of a RunRecord on every rank but the first, which alone writes: only errors reach the screen, and files of
+    this rank's own."""
 
-    def __init__(self, run_dir: str | os.PathLike[str], rank: int) -> None:
-        self.dir = Path(run_dir)
-        self.checkpoints = self.dir / "checkpoints"
+    def __init__(self, run_dir: str | os.PathLike[str], config: Mapping[str, Any], rank: int) -> None:
+        self.dir, self.config, self._rank = Path(run_dir), config, rank
+        self.checkpoints, self.log_file = self.dir / "checkpoints", self.dir / f"run.rank{rank}.log"
         self.summary: dict[str, Any] = {}
         self.unchanged = False
         self._root_logger = logging.getLogger("weldtrain")
-        self._handler = _handler(_Stderr(), f"rank {rank}: %(message)s")
-        self._handler.addFilter(lambda r: r.exc_info is None)
+        self._handlers = [_to_file(self.log_file, delay=True), _handler(_Stderr(), f"rank {rank}: %(message)s")]
+        self._handlers[0].addFilter(lambda r: r.levelno >= logging.ERROR or r.levelno == logging.DEBUG)  # the rest the first says
+        self._handlers[1].addFilter(lambda r: r.exc_info is None)
+        self._handlers[1].setLevel(logging.ERROR)
 
     def __enter__(self) -> Follower:
-        self._root_logger.setLevel(logging.ERROR)
+        self._root_logger.setLevel(logging.DEBUG)
         self._root_logger.propagate = False
-        self._root_logger.addHandler(self._handler)
+        for handler in self._handlers:
+            self._root_logger.addHandler(handler)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._root_logger.removeHandler(self._handler)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and not issubclass(kind, KeyboardInterrupt):
+            log.error("this rank failed", exc_info=error)
+            _leave(error, self.config, self.log_file, self.dir / f"crash.rank{self._rank}.json")
+        for handler in self._handlers:
+            self._root_logger.removeHandler(handler)
+            handler.close()
 
     elapsed_s = 0.0
 
@@ -239,6 +240,25 @@ class _Stderr(logging.StreamHandler):
 def _handler(handler: logging.Handler, form: str) -> logging.Handler:
     handler.setFormatter(logging.Formatter(form))
     return handler
+
+
+def _to_file(file: Path, delay: bool = False) -> logging.Handler:
+    """With `delay` it is made when there is something to say. What is said may hold names of files that are no text."""
+    return _handler(logging.FileHandler(file, encoding="utf-8", errors="backslashreplace", delay=delay),
+                    "%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(_plain(values), indent=2, ensure_ascii=False) + "\n", "utf-8", errors="backslashreplace")
+
+
+def _leave(error: BaseException, config: Mapping[str, Any], log_file: Path, file: Path) -> None:
+    """What a report of a failure needs; where there is no room for it, the log has the most of it."""
+    try:
+        _write(file, crash.crash(error, config, log_file))
+        error.crash = file
+    except OSError as e:
+        log.warning("%s cannot be written: %s", file.name, e.strerror)
 
 
 def _plain(value: Any) -> Any:

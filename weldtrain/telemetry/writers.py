@@ -76,7 +76,9 @@ class MLflow(_Writer):
     """A run of the experiment weldtrain at MLFLOW_TRACKING_URI. They are sent in the background: no server holds training up."""
 
     def __init__(self, run_dir: Path, purge_step: int | None) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # else it takes minutes to say that no server is there
+        # Else it takes minutes to say that no server is there, and to end.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
