@@ -190,6 +190,9 @@ class EvaluateConfig:
     score_thresh: float = key(0.01, ge=0, lt=1)
     max_detections: int = key(100, ge=1)
     false_call_score: float = key(0.5, ge=0, le=1)
+    at_most_missed: float = key(0.02, gt=0, lt=1)
+    confidence: float = key(0.95, ge=0.5, lt=1)
+    size: str = key("longer_side", choices=("longer_side", "diagonal", "area_root"))
 
 
 @dataclass
