@@ -50,6 +50,8 @@ SAID = [
     ("RuntimeError: CUDA error: an illegal memory access was encountered", "midst of a kernel"),
     ("torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970", "in vain"),
     ("[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)", "in vain"),
+    ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:44734",
+     "another rank is gone"),
     ("RuntimeError: operator torchvision::nms does not exist", "not built for this torch"),
     ("NotImplementedError: Could not run 'torchvision::nms' with arguments from the 'CUDA' backend.", "not built for this torch"),
     ("RuntimeError: Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision versions are incompatible",

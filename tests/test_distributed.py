@@ -78,6 +78,8 @@ def test_a_rank_that_fails_ends_all_with_its_message(start, welds, tmp_path):
     assert code != 0 and time.monotonic() - begun < 140
     lines = [line for line in err.splitlines() if line.startswith("weldtrain: ")]
     assert any(picture.name in line for line in lines), err
+    told = json.loads(next(tmp_path.glob("outputs/**/summary.json")).read_text())
+    assert told["status"] == "failed" and picture.name in told["error"]  # whichever rank met it
 
 
 def test_a_signal_to_all_leaves_a_checkpoint_of_one_step_and_the_same_command_goes_on(start, tmp_path):

@@ -165,8 +165,14 @@ def test_any_folder_of_runs_is_compared(tmp_path, capsys):
     assert [row["objective"] for row in table] == ["0.820", "0.810", "0.800", "0.510", "0.500", "n/a", "n/a"]
     page = (tmp_path / "sweep.html").read_text()
     assert "<script>alert" not in page and page.count("<polyline") == 5
+    made(tmp_path, "cut", map_50=0.1)
+    (tmp_path / "cut" / "summary.json").write_text('{"status": "done", "map_50"')
+    made(tmp_path, "text", map_50=0.1, train_s="long")
+    made(tmp_path, "list", map_50=0.1)
+    (tmp_path / "list" / "summary.json").write_text("[]")
     compare(tmp_path, "train_s")
-    assert "Best by train_s" in capsys.readouterr().out
+    err = capsys.readouterr()
+    assert all(f"{tmp_path / name}: left out" in err.err for name in ("cut", "text", "list")) and "Best by train_s" in err.out
     with pytest.raises(DataError, match="no training run"):
         compare(tmp_path / "deep" / "bad" / "none", "val/map")
 

@@ -61,8 +61,10 @@ def _run(composed: DictConfig) -> float | None:
         raise SystemExit(_report(error)) from error
 
 
-def main() -> None:
-    """`weldtrain` and `python -m weldtrain`."""
+def main(quiet: bool = False) -> None:
+    """`weldtrain` and `python -m weldtrain`. One that is `quiet` leaves it to the process that started it to say that it was
+    interrupted."""
+    sweeping = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a class named 裂纹 must not end a run whose screen cannot show it
@@ -77,6 +79,9 @@ def main() -> None:
         if named(overrides).get("task") == "explain":
             return explain(named(overrides).get("error"))  # before all that a run needs, and may be what failed
         check_override_keys(overrides)
+        keys = [o.partition("=")[0].lstrip("+") for o in overrides]
+        for key in dict.fromkeys(k for k in keys if keys.count(k) > 1):
+            print(f"weldtrain: {key} is given more than once; the last counts", file=sys.stderr)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor", "compare", "replay")):
@@ -110,15 +115,17 @@ def main() -> None:
         sys.exit(sweep.exit_code)
     except interruption.Interrupted as asked:
         logging.disable(logging.INFO)  # torch tells figures of its own at the end, to whatever Hydra has set up by then
-        if not int(os.environ.get("RANK", 0)):
-            print(f"weldtrain: {asked}; what was written so far is complete", file=sys.stderr)
+        if not quiet and not int(os.environ.get("RANK", 0)):
+            more = ", and resume=auto goes on" * sweeping
+            print(f"weldtrain: {asked}; what was written so far is complete{more}", file=sys.stderr)
         sys.exit(asked.exit_code)
     except Exception as error:
         sys.exit(_report(error))
 
 
 class _Outlived:
-    """Standard output or error, whose reader may go away before the run is over (`| head`): what follows then goes nowhere."""
+    """Standard output or error, whose reader may go away before the run is over (`| head`), or whose disk may fill: what follows
+    then goes nowhere."""
 
     def __init__(self, stream: io.TextIOBase) -> None:
         self._stream = stream
@@ -139,7 +146,7 @@ class _Outlived:
     def _unbroken(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 

@@ -70,8 +70,10 @@ FAULTS = (
     Fault("GPU", r"CUDA error: (?:an illegal memory access|unspecified launch failure|the launch timed out|uncorrectable ECC)"
           r"|NVRM: Xid",
           "the GPU stopped in the midst of a kernel", "see nvidia-smi and dmesg; run again with CUDA_LAUNCH_BLOCKING=1"),
-    Fault("GPU", r"Watchdog caught collective operation timeout|NCCL (?:error|timeout)|ProcessGroupNCCL",
+    Fault("ranks", r"Watchdog caught collective operation timeout|NCCL (?:error|timeout)|ProcessGroupNCCL",
           "ranks waited for one another in vain", "another rank's message tells why; NCCL_DEBUG=INFO tells more"),
+    Fault("ranks", r"gloo.*(?:Connection reset by peer|Read error)|Connection closed by (?:remote )?peer",
+          "another rank is gone", "its own message or run.rankN.log tells why; the same command with resume=auto goes on"),
     Fault("installation", r"operator torchvision::nms does not exist|torchvision::nms.*from the 'CUDA' backend"
           r"|Couldn't load custom C\+\+ ops|undefined symbol.*(?:torch|c10)",
           "torchvision was not built for this torch", "pip install --upgrade torch torchvision, both together", ConfigError),

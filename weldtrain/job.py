@@ -18,7 +18,7 @@ def run(sentinel: int, run_dir: Path, overrides: list[str]) -> None:
     end_with_main_process(sentinel)
     sys.argv[1:] = overrides
     try:
-        main()
+        main(quiet=True)
     except SystemExit as end:
         error = end.__cause__ or end.__context__
         if end.code and isinstance(error, Exception) and not (run_dir / SUMMARY).exists():

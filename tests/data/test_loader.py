@@ -248,7 +248,7 @@ class Suicide(DetectionDataset):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("kind", "text", "key"), [
     (Sleeper, "no batch came from the workers within 2 s while at {} (", "loader.timeout_s: "),
-    (Stopped, "no batch came from the workers within 2 s while at {} (", "loader.timeout_s: "),
+    (Stopped, " is stopped while at {} (", "loader.timeout_s: no batch came from the workers within 2 s: process "),
     (Suicide, "a loader worker died (", "loader.num_workers: ")])
 def test_a_worker_that_hangs_or_dies_ends_the_run_with_its_key_and_its_picture(index, kind, text, key, workers):
     before = children()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import cv2
+import psutil
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling
@@ -176,8 +177,10 @@ class Loader:
     def _explained(self, error: Exception) -> Exception:
         text = " ".join(str(error).split())
         if isinstance(error, TimeoutError) or "DataLoader timed out" in text:
+            stopped = self._stream.stopped() if isinstance(self._stream, _Processes) else []
+            how = f": process {', '.join(map(str, stopped))} is stopped" if stopped else ""
             return WorkerError(
-                f"no batch came from the workers within {self.plan.timeout_s:g} s{self._were_reading()}", "loader.timeout_s",
+                f"no batch came from the workers within {self.plan.timeout_s:g} s{how}{self._were_reading()}", "loader.timeout_s",
                 "slow storage or very large pictures: raise it; a worker that was stopped: let it go on, or end it",
             )
         lost = isinstance(error, (ConnectionError, EOFError))  # while torch fetched a batch from it
@@ -351,6 +354,11 @@ class _Processes(_MultiProcessingDataLoaderIter):
         """The signal that ended the first worker that one did."""
         codes = [worker.exitcode or 0 for worker in self._workers]
         return next((signal.strsignal(-code) for code in codes if code < 0), None)
+
+    def stopped(self) -> list[int]:
+        """The processes of workers that somebody has halted, by SIGSTOP or a debugger."""
+        halted = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return [worker.pid for worker in self._workers if worker.is_alive() and psutil.Process(worker.pid).status() in halted]
 
     def close(self) -> None:
         """As torch does when it is collected, which a traceback may delay."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 from weldtrain.config import GROUPS, Config, flat
-from weldtrain.errors import DataError
+from weldtrain.errors import DataError, one_line
 from weldtrain.metrics.comparison import Group, group, importance, is_minimised, objective_of, ties
 from weldtrain.telemetry import report
 from weldtrain.telemetry.charts import bar_rows, parallel_axes
@@ -98,11 +99,16 @@ def _run(file: Path, objective: str) -> Run | None:
         summary = json.loads(file.read_text("utf-8"))
         config = file.with_name("config.yaml")
         keys = flat(yaml.safe_load(config.read_text("utf-8"))) if config.exists() else {}
-    except (OSError, ValueError, yaml.YAMLError):
+        task, status = keys.get("task", "train"), summary.get("status")
+        figures = [summary.get(name) for name in ("images_per_s", "train_s")]
+        if not all(value is None or isinstance(value, (int, float)) or value in ("nan", "inf") for value in figures):
+            raise ValueError("has text where a number belongs")
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as e:
+        print(f"{file.parent}: left out, since its summary.json or config.yaml cannot be read ({one_line(str(e))[:100]})",
+              file=sys.stderr)
         return None
-    if keys.get("task", "train") != "train" or "status" not in summary:
+    if task != "train" or status is None:
         return None
-    status = summary["status"]
     return Run(file.parent, status, summary.get("error", ""), objective_of(summary, objective) if status in FINISHED else None,
                summary, keys or _asked_for(file.parent), _choices(file.parent))
 
@@ -159,7 +165,8 @@ def _row(run: Run, varied: list[str], folder: Path) -> dict[str, Any]:
     return {
         "run": str(run.dir.relative_to(folder)), **{key: run.keys.get(key, "") for key in varied},
         "objective": figure(run.objective),
-        "images_per_s": "n/a" if rate is None else f"{rate:.1f}", "train_s": "n/a" if seconds is None else f"{seconds:.0f}",
+        "images_per_s": "n/a" if rate is None else f"{float(rate):.1f}",
+        "train_s": "n/a" if seconds is None else f"{float(seconds):.0f}",
         "status": run.status, "error": run.error, "dir": str(run.dir),
     }
 

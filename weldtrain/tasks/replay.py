@@ -10,6 +10,7 @@ from typing import Any
 
 from weldtrain.config import Config, section
 from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.images import read_image
 from weldtrain.data.indexing import open_index
 from weldtrain.data.sampler import Key
 from weldtrain.errors import DataError
@@ -23,8 +24,16 @@ def run(cfg: Config, record: RunRecord) -> None:
     """Raises DataError where the run left no samples to replay, and what a sample raises."""
     left = _left(Path(cfg.run))
     saved = left["config"]
-    index = open_index(section(saved, "dataset"), cfg.cache_dir)
     log.info("that run said: %s", left["error"])
+    try:
+        index = open_index(section(saved, "dataset"), cfg.cache_dir)
+    except DataError as e:  # of one of these pictures, most often
+        log.warning("as a whole the data cannot be read any more: %s", e)
+        for sample in left["samples"]:
+            log.info("%s", sample["picture"])
+            shape = read_image(Path(saved["dataset"]["root"]) / sample["picture"]).shape
+            log.info("  decodes: %s", "x".join(map(str, shape)))
+        raise
     rows = {index.path(row): row for row in range(len(index))}
     for sample in left["samples"]:
         if sample["picture"] not in rows:
@@ -41,14 +50,15 @@ def run(cfg: Config, record: RunRecord) -> None:
 
 def _left(run_dir: Path) -> dict[str, Any]:
     """What a run left in crash.json. Raises DataError where it left none, or no samples."""
-    file = run_dir / crash.FILE
+    # Of several ranks it is the one that failed which has more to tell.
+    file = next(iter(sorted(run_dir.glob(crash.OF_RANKS))), run_dir / crash.FILE)
     try:
         left = json.loads(file.read_text("utf-8"))
         samples, _ = left["samples"], left["config"]["dataset"]
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise DataError("is not there or cannot be read", file, "give the directory of a run that failed: run=outputs/…") from e
     if not samples:
-        raise DataError(f"names no sample: {left['error']}", file, "it came from none; crash.json has all that is known")
+        raise DataError("names no sample that was being loaded", file, f"it says: {left['error']}")
     return left
 
 

@@ -105,8 +105,10 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
         ap_table(f"epoch {result['best_epoch'] + 1} on {len(data.val)} pictures of split '{cfg.evaluate.split}'", result)
     log.info("%.0f s, %.1f images/s, %.1f %% of it waiting for data", record.summary["train_s"], result["images_per_s"],
              result["data_wait_pct"])
-    log.info("checkpoint: %s\nsummary:    %s\ncurves:     tensorboard --logdir %s",
-             *(shlex.quote(str(p)) for p in (result["checkpoint"], record.dir / "summary.json", cfg.output_dir)))
+    log.info("checkpoint: %s\nsummary:    %s", shlex.quote(result["checkpoint"]), shlex.quote(str(record.dir / "summary.json")))
+    if "tensorboard" in cfg.trainer.log:
+        among = cfg.output_dir if record.dir.is_relative_to(cfg.output_dir) else record.dir
+        log.info("curves:     tensorboard --logdir %s", shlex.quote(str(among)))
     return result["map_50"]
 
 
@@ -129,6 +131,9 @@ def _data(cfg: Config) -> _Data:
     index = in_turn(lambda: open_index(cfg.dataset, cfg.cache_dir))
     index.report_findings()
     classes = list(index.class_names(cfg.dataset.classes))
+    _, of_class, name = cfg.sweep.objective.partition("val/ap/")
+    if of_class and name not in classes:
+        raise ConfigError(f"no class '{name}'", "sweep.objective", f"there are {', '.join(classes)}")
     train_set = DetectionDataset(index, "train", classes, cfg.model, augment=cfg.augment, seed=cfg.seed)
     val_set = DetectionDataset(index, cfg.evaluate.split, classes, cfg.model)
     log.info("labels: %s", ", ".join(f"{label} {name}" for label, name in enumerate(classes, 1)))
@@ -218,5 +223,7 @@ def _compare(state: dict[str, Any], cfg: Config, classes: list[str]) -> None:
 
 def _already_finished(trainer: Trainer, record: RunRecord | Follower) -> float | None:
     record.unchanged = True
-    log.info("this run is finished: %d steps in %d epochs; trainer.epochs=N with a larger N goes on", trainer.step, trainer.epoch)
+    limit = "trainer.max_steps" if trainer.step == trainer.cfg.trainer.max_steps else "trainer.epochs"
+    log.info("this run is finished: %d steps in %d epochs; %s=N with a larger N goes on", trainer.step, trainer.epochs_done,
+             limit)
     return trainer.best["metrics"]["map_50"]

@@ -14,7 +14,7 @@ import psutil
 
 from weldtrain.telemetry.machine import memory_available, oom_kills, processor, usable_cores
 
-FILE = "crash.json"
+FILE, OF_RANKS = "crash.json", "crash.rank*.json"  # of the first rank, and of the others
 _LINES = 50  # of run.log
 _PACKAGES = ("torch", "torchvision", "numpy", "cv2", "hydra", "weldtrain")
 

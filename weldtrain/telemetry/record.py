@@ -50,7 +50,7 @@ class RunRecord:
         self.summary: dict[str, Any] = {}
         self.unchanged = False  # by a run that had nothing left to do
         self._names, self._opened = [name for name in writers if name in WRITERS], None
-        self._start_s = time.time()
+        self._start_s = self._made_s = time.time()
         self._purge_step: int | None = None
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -88,6 +88,8 @@ class RunRecord:
             _leave(error, self.config, self.log_file, self.dir / crash.FILE)
         known = {"status": status, "run_dir": str(self.dir)} | (
             {"error": str(error), "exit_code": getattr(error, "exit_code", 1)} if status == "failed" else {})
+        if status == "interrupted" and (other := self._failed_elsewhere()):
+            known |= {"status": "failed", "error": other, "exit_code": 1}  # torchrun ends all ranks where one fails
         if status == DONE:
             (self.dir / crash.FILE).unlink(missing_ok=True)  # of an earlier process of a run that went on
         if not self.unchanged:
@@ -98,6 +100,13 @@ class RunRecord:
         for handler in self._handlers:
             self._root_logger.removeHandler(handler)
             handler.close()
+
+    def _failed_elsewhere(self) -> str | None:
+        """What another rank failed of, while this process ran."""
+        for file in self.dir.glob(crash.OF_RANKS):
+            if file.stat().st_mtime >= self._made_s:
+                return json.loads(file.read_text("utf-8"))["error"]
+        return None
 
     @property
     def elapsed_s(self) -> float:
@@ -186,7 +195,7 @@ class Follower:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None and not issubclass(kind, KeyboardInterrupt):
             log.error("this rank failed", exc_info=error)
-            _leave(error, self.config, self.log_file, self.dir / f"crash.rank{self._rank}.json")
+            _leave(error, self.config, self.log_file, self.dir / crash.OF_RANKS.replace("*", str(self._rank)))
         for handler in self._handlers:
             self._root_logger.removeHandler(handler)
             handler.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weldtrain.errors import ConfigError, one_line
+from weldtrain.errors import ConfigError, one_line, origins
 from weldtrain.telemetry import board
 
 if TYPE_CHECKING:  # imported at every start, also where only help is wanted
@@ -85,6 +85,7 @@ class MLflow(_Writer):
 
         self._metric, self._param, self._tag = Metric, Param, RunTag
         logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
         self._background = concurrent.futures.ThreadPoolExecutor(1, "weldtrain-mlflow")
         self._sent: list[concurrent.futures.Future] = []
         try:
@@ -167,7 +168,8 @@ def _remembered(file: Path, make: Callable[[], str]) -> str:
 
 
 def _no_tracking(whose: str, where: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{whose} says: {one_line(str(error))[:300]}", "trainer.log", f"see {where}, or leave it out of the list")
+    said = next((origin.strerror for origin in origins(error) if isinstance(origin, OSError) and origin.strerror), str(error))
+    return ConfigError(f"{whose} says: {one_line(said)[:300]}", "trainer.log", f"see {where}, or leave it out of the list")
 
 
 def _mlflow_name(key: str) -> str:
