@@ -6,6 +6,7 @@ success, error, Ctrl-C. A run that is resumed goes on in its directory.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -91,7 +92,8 @@ class RunRecord:
         if status == "interrupted" and (other := self._failed_elsewhere()):
             known |= {"status": "failed", "error": other, "exit_code": 1}  # torchrun ends all ranks where one fails
         if status == DONE:
-            (self.dir / crash.FILE).unlink(missing_ok=True)  # of an earlier process of a run that went on
+            for file in (self.dir / crash.FILE, *self.dir.glob(crash.OF_RANKS)):
+                file.unlink(missing_ok=True)  # of an earlier process of a run that went on
         if not self.unchanged:
             self.write(SUMMARY, known | self.summary)
         self._jsonl.close()
@@ -104,8 +106,9 @@ class RunRecord:
     def _failed_elsewhere(self) -> str | None:
         """What another rank failed of, while this process ran."""
         for file in self.dir.glob(crash.OF_RANKS):
-            if file.stat().st_mtime >= self._made_s:
-                return json.loads(file.read_text("utf-8"))["error"]
+            with contextlib.suppress(OSError, ValueError, KeyError):  # not written to its end
+                if file.stat().st_mtime >= self._made_s:
+                    return json.loads(file.read_text("utf-8"))["error"]
         return None
 
     @property
