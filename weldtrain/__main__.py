@@ -80,7 +80,7 @@ def main(quiet: bool = False) -> None:
             return explain(named(overrides).get("error"))  # before all that a run needs, and may be what failed
         check_override_keys(overrides)
         keys = [o.partition("=")[0].lstrip("+") for o in overrides]
-        for key in dict.fromkeys(k for k in keys if keys.count(k) > 1):
+        for key in dict.fromkeys(k for k in keys if keys.count(k) > 1 and not int(os.environ.get("RANK", 0))):
             print(f"weldtrain: {key} is given more than once; the last counts", file=sys.stderr)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
