@@ -97,7 +97,10 @@ def _refuse_drawn_trials(given: dict[str, str]) -> None:
 def varied(overrides: Sequence[str], run_dir: Path) -> dict[str, str] | None:
     """Of a run's overrides those that its sweep varies, by key; None where it is no job of a sweep."""
     file = run_dir.parent / SWEPT
-    return named([o for o in overrides if o not in _swept(file)[0]]) if file.is_file() else None
+    if not file.is_file():
+        return None
+    common, _ = _swept(file)
+    return named([o for o in overrides if o not in common])
 
 
 def _swept(file: Path) -> tuple[list[str], str]:

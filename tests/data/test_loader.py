@@ -20,6 +20,7 @@ import torch
 
 from weldtrain.config import AugmentConfig, LoaderConfig, ModelConfig
 from weldtrain.data import loader as loader_module
+from weldtrain.data import processes as processes_module
 from weldtrain.data.buffers import SharedBuffers
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
@@ -265,7 +266,7 @@ def test_a_worker_that_hangs_or_dies_ends_the_run_with_its_key_and_its_picture(i
 
 def test_without_memory_or_locks_for_processes_threads_load(kinds, caplog, monkeypatch):
     expected = told(loaded(kinds(), SIMPLE))
-    for method in (SharedBuffers, "__init__"), (loader_module._MultiProcessingDataLoaderIter, "__init__"):
+    for method in (SharedBuffers, "__init__"), (processes_module._MultiProcessingDataLoaderIter, "__init__"):
         with monkeypatch.context() as patch:
             patch.setattr(*method, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
             assert told(loaded(kinds(), replace(SIMPLE, **process(2)))) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import signal
 import time
@@ -12,22 +11,19 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import cv2
-import psutil
 import torch
-from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import DataLoader
 
 from weldtrain.config import LoaderConfig
 from weldtrain.data.batch import STAGES, STRIDE, Batch, Failure
 from weldtrain.data.buffers import KEY, PID, ROW, SINCE_NS, STAGE, SharedBuffers, keep_pages
 from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.processes import Keys, Processes, as_it_is, init_worker
 from weldtrain.data.sampler import Key, Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
 from weldtrain.diagnosis import diagnosed
 from weldtrain.errors import ConfigError, DataError, WorkerError
-from weldtrain.interruption import end_with_main_process, starting_processes
+from weldtrain.interruption import starting_processes
 from weldtrain.telemetry.machine import memory_available, oom_kills, usable_cores
 
 log = logging.getLogger(__name__)
@@ -126,13 +122,13 @@ class Loader:
 
     def kill(self) -> None:
         """Ends worker processes whatever they do."""
-        if isinstance(self._stream, _Processes):
+        if isinstance(self._stream, Processes):
             self._stream.kill()
 
     def close(self) -> None:
         """Ends threads and worker processes. Another iteration starts them anew."""
         stream, self._stream = self._stream, None
-        if isinstance(stream, (ThreadStream, _Processes)):
+        if isinstance(stream, (ThreadStream, Processes)):
             stream.close()
 
     def _open(self, epoch: int, start: int) -> Iterator[Batch | Failure]:
@@ -159,25 +155,25 @@ class Loader:
         self.dataset.watch(settled.num_workers, self._shared)
         batches = DataLoader(
             self.dataset,
-            batch_sampler=_Keys(keys),
+            batch_sampler=Keys(keys),
             generator=torch.Generator(),  # else it draws from torch's own, and the model's losses depend on the loader
             num_workers=settled.num_workers,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             pin_memory=settled.pin_memory,
             timeout=settled.timeout_s,
-            worker_init_fn=_init_worker,
+            worker_init_fn=init_worker,
             multiprocessing_context=settled.multiprocessing_context,
             prefetch_factor=settled.prefetch_factor,
         )
         if not settled.num_workers:
             return iter(batches)
         with starting_processes(settled.multiprocessing_context):
-            return _Processes(batches)
+            return Processes(batches)
 
     def _explained(self, error: Exception) -> Exception:
         text = " ".join(str(error).split())
         if isinstance(error, TimeoutError) or "DataLoader timed out" in text:
-            stopped = self._stream.stopped() if isinstance(self._stream, _Processes) else []
+            stopped = self._stream.stopped() if isinstance(self._stream, Processes) else []
             how = f": process {', '.join(map(str, stopped))} is stopped" if stopped else ""
             return WorkerError(
                 f"no batch came from the workers within {self.plan.timeout_s:g} s{how}{self._were_reading()}", "loader.timeout_s",
@@ -186,7 +182,7 @@ class Loader:
         lost = isinstance(error, (ConnectionError, EOFError))  # while torch fetched a batch from it
         killed = re.search(r"killed by signal: ([\w ]+)", text)
         if lost or killed or "exited unexpectedly" in text:
-            by = killed[1] if killed else self._stream.killed_by() if isinstance(self._stream, _Processes) else None
+            by = killed[1] if killed else self._stream.killed_by() if isinstance(self._stream, Processes) else None
             how = by or text.partition(" Details")[0] or type(error).__name__
             cause = diagnosed(f"killed by signal: {by}" if by else text) or diagnosed("killed by signal: Killed")
             if by == signal.strsignal(signal.SIGKILL) and oom_kills() > self._oom_kills:
@@ -336,67 +332,3 @@ def _allow_files(workers: int, notes: list[str]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
         notes.append(f"loader.num_workers={workers} may need {wanted} open files, the limit (ulimit -n) "
                      + (f"was {soft}: raised to {reached}" if reached > soft else f"is {soft}: set fewer workers if that fails"))
-
-
-class _Processes(_MultiProcessingDataLoaderIter):
-    """Torch's iterator over batches of worker processes, which it ends well only where all of them were started and work."""
-
-    def __init__(self, batches: DataLoader) -> None:
-        try:
-            super().__init__(batches)
-        except BaseException:
-            self._shutdown = True  # there is no orderly end
-            for worker in getattr(self, "_workers", ()):
-                worker.kill()
-            raise
-
-    def killed_by(self) -> str | None:
-        """The signal that ended the first worker that one did."""
-        codes = [worker.exitcode or 0 for worker in self._workers]
-        return next((signal.strsignal(-code) for code in codes if code < 0), None)
-
-    def stopped(self) -> list[int]:
-        """The processes of workers that somebody has halted, by SIGSTOP or a debugger."""
-        halted = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        return [worker.pid for worker in self._workers if worker.is_alive() and psutil.Process(worker.pid).status() in halted]
-
-    def close(self) -> None:
-        """As torch does when it is collected, which a traceback may delay."""
-        self._shutdown_workers()
-        self.kill()
-
-    def kill(self) -> None:
-        """Ends the workers whatever they do."""
-        if self._worker_pids_set:
-            signal_handling._remove_worker_pids(id(self))  # else their end is an error
-            self._worker_pids_set = False
-        for worker in self._workers:
-            worker.kill()
-
-
-class _Keys:
-    """The keys of all batches to come, as torch's loader wants to be given them."""
-
-    def __init__(self, keys: Iterator[list[Key]]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self._keys
-
-    def __reduce__(self) -> tuple:
-        return _Keys, (iter(()),)  # a worker is sent its keys, batch by batch
-
-
-def _as_it_is(batch: Batch | Failure) -> Batch | Failure:
-    return batch
-
-
-def _init_worker(worker_id: int) -> None:
-    end_with_main_process()
-    for number in (signal.SIGSEGV, signal.SIGBUS):
-        signal.signal(number, signal.SIG_DFL)  # torch would print a line of its own, with another cause
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
-    cv2.setNumThreads(0)
-    torch.set_num_threads(1)
-    keep_pages()
-    get_worker_info().dataset.work_as(worker_id)

@@ -168,7 +168,7 @@ class RunRecord:
         """Opened on first use: their imports take seconds."""
         if self._opened is None:
             self._opened = []
-            for name in self._names:
+            for name in self._names:  # one by one: where one has no server, those before it are closed
                 self._opened.append(WRITERS[name](self.dir, self._purge_step))
         return self._opened
 

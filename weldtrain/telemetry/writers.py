@@ -73,7 +73,7 @@ class TensorBoard(_Writer):
 
 
 class MLflow(_Writer):
-    """A run of the experiment weldtrain at MLFLOW_TRACKING_URI. They are sent in the background: no server holds training up."""
+    """A run of the experiment weldtrain at MLFLOW_TRACKING_URI. Figures are sent in the background."""
 
     def __init__(self, run_dir: Path, purge_step: int | None) -> None:
         # Else it takes minutes to say that no server is there, and to end.
