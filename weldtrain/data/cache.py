@@ -188,8 +188,10 @@ def _key(index: AnnotationIndex, sizes: np.ndarray, window: Window, encoding: st
     digest.update(Path(images.__file__).read_bytes())
     digest.update(np.ascontiguousarray(sizes))
     digest.update(index.grey.tobytes())
-    for row in range(len(index)):
-        path = index.path(row)
+    if index.whole is not index:
+        digest.update(np.ascontiguousarray(index.windows))
+    for row in range(len(index.whole)):
+        path = index.whole.path(row)
         digest.update(path.encode("utf-8", "surrogateescape") + state_of(index.root / path))
     return digest.hexdigest()
 

@@ -24,6 +24,7 @@ from weldtrain.data.cache import PictureCache
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.sampler import Key
+from weldtrain.data.tiles import Lately, tiled
 
 
 class Draft(NamedTuple):
@@ -48,18 +49,18 @@ class DetectionDataset(Dataset):
         augment: AugmentConfig | None = None,
         seed: int = 0,
     ) -> None:
-        """At the size and through the window that `model` asks for.
+        """At the size, in the tiles and through the window of grey levels that `model` asks for.
 
         Raises DataError for an empty split and for a class in the data that is not in `classes`.
         """
-        self.index = index
+        self.index = index = tiled(index, model)
         self.rows = index.rows(split)
         self.window = Window.of(model)
         self.sizes = images.target_sizes(index.sizes, model.min_size, model.max_size)
         self.augment, self.seed = augment, seed
-        self._donors = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
+        self.defective = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
         self.cache: PictureCache | None = None
-        self._labels = index.labels(classes)
+        self.class_labels = index.labels(classes)
         self.watch(1)
 
     def __len__(self) -> int:
@@ -91,7 +92,7 @@ class DetectionDataset(Dataset):
         start = time.perf_counter()
         index = self.index
         rows = np.array([row for _, row, _ in keys])
-        made = recipes(self.augment, self.seed, keys, Pool(self.rows, self._donors, self.sizes, self._boxes))
+        made = recipes(self.augment, self.seed, keys, Pool(self.rows, self.defective, self.sizes, self._boxes))
         shown = np.array([layer.row for recipe in made for layer in recipe.layers])
         boxes, labels, owner = boxes_of(made, *self._boxes(shown), self.augment.min_visible if self.augment else 0.0)
         batch, canvas = blank(
@@ -134,16 +135,21 @@ class DetectionDataset(Dataset):
         return [{"epoch": int(epoch), "row": int(row), "repeat": int(repeat), "picture": self.index.path(int(row))}
                 for epoch, row, repeat in keys]
 
+    @property
+    def pictures(self) -> np.ndarray:
+        """int64: the rows of the index of whole pictures that are shown, in path order."""
+        return np.unique(self.index.shown(self.rows))
+
     def keep(self, rows: np.ndarray) -> None:
         """From now on only these rows of the index are there, also for what a sample is made of."""
-        self.rows, self._donors = rows, np.intersect1d(self._donors, rows)
+        self.rows, self.defective = rows, np.intersect1d(self.defective, rows)
 
     def watch(self, workers: int, shared: SharedBuffers | None = None) -> None:
         """Notes from now on what each worker is at in `reading`, int64 [workers, PID ROW STAGE SINCE_NS KEY]: its process, the
         row of the index that it reads (-1 for none), the place in STAGES, since when by `perf_counter`, and the sample's key.
         Worker processes see `shared` and hand their batches over in it."""
         self.reading = shared.reading if shared else np.full((max(workers, 1), PLACE), -1)
-        self._shared, self._worker, self._empty = shared, 0, Buffers(at_most=2)
+        self._shared, self._worker, self._empty, self._wholes = shared, 0, Buffers(at_most=2), Lately()
 
     def work_as(self, worker: int) -> None:
         """Called in a worker process."""
@@ -173,11 +179,11 @@ class DetectionDataset(Dataset):
         position[self.rows] = np.arange(len(self.rows))
         owner = np.repeat(position, np.diff(index.box_offsets))
         labels = np.where(index.ignored(slice(None)), 0, self.labels_of(slice(None)))
-        return [np.unique(owner[(labels == label) & (owner >= 0)]) for label in np.unique(self._labels)]
+        return [np.unique(owner[(labels == label) & (owner >= 0)]) for label in np.unique(self.class_labels)]
 
     def labels_of(self, boxes: slice | np.ndarray) -> np.ndarray:
         """int64 labels, 1 for the first class, of rows of `index.boxes`."""
-        return self._labels[self.index.name_ids[boxes]]
+        return self.class_labels[self.index.name_ids[boxes]]
 
     def _boxes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How many boxes each row has, and of all of them the boxes at the model's scale and the labels."""
@@ -195,20 +201,33 @@ class DetectionDataset(Dataset):
         laps("cache")
         if (kept := self.cache.get(row)) is not None:
             return kept
-        picture = self.decoded(row, laps)
-        laps("cache")
-        return self.cache.put(row, picture)
+        shown = {}
+        for at in self.index.siblings(row):  # as long as the file is at hand
+            picture = self.decoded(at, laps)
+            laps("cache")
+            shown[at] = self.cache.put(at, picture)
+        return shown[row]
 
     def decoded(self, row: int, laps: Callable[[str], None] = lambda stage: None) -> np.ndarray:
-        """uint8 [h,w,C], a picture from its file, at the model's scale. Raises PictureError."""
-        path = self.index.root / self.index.path(row)
-        size, wanted = tuple(self.index.sizes[row].tolist()), tuple(self.sizes[row].tolist())
+        """uint8 [h,w,C], a picture from its file or a tile of it, at the model's scale. Raises PictureError."""
+        whole, wanted = self.index.whole, tuple(self.sizes[row].tolist())
+        if whole is self.index:
+            picture = self._from_file(row, laps, wanted)
+        else:
+            at = int(self.index.shown(row))
+            x1, y1, x2, y2 = self.index.windows[row].tolist()
+            picture = self._wholes.get(at, lambda: self._from_file(at, laps))[y1:y2, x1:x2]
+        laps("resize")
+        return images.resize(picture, wanted)
+
+    def _from_file(self, row: int, laps: Callable[[str], None], wanted: tuple[int, int] | None = None) -> np.ndarray:
+        """A whole picture, perhaps reduced where only `wanted` (width, height) of it is."""
+        whole = self.index.whole
+        path = whole.root / whole.path(row)
         laps("read")
         data = images.read_bytes(path)
         laps("decode")
-        whole = images.decode(data, path, size, bool(self.index.grey[row]), self.window, wanted)
-        laps("resize")
-        return images.resize(whole, wanted)
+        return images.decode(data, path, tuple(whole.sizes[row].tolist()), bool(whole.grey[row]), self.window, wanted)
 
 
 class Laps:

@@ -57,6 +57,23 @@ class AnnotationIndex:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @property
+    def whole(self) -> AnnotationIndex:
+        """The index of whole pictures: this one, unless its rows are windows of another's."""
+        return self
+
+    def shown(self, rows: np.ndarray | int) -> np.ndarray | int:
+        """The rows of `whole` that these rows show."""
+        return rows
+
+    def window(self, row: int) -> np.ndarray:
+        """int [4]: x1,y1,x2,y2 of what this row shows of its picture, in px."""
+        return np.array([0, 0, *self.sizes[row]])
+
+    def siblings(self, row: int) -> range:
+        """All rows that show the picture of this one."""
+        return range(row, row + 1)
+
     def path(self, row: int) -> str:
         """The picture's path below `root`."""
         start, end = self._path_offsets[row : row + 2]

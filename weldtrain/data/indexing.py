@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 _PARALLEL_FROM = 4000  # below that, starting processes costs more than it saves
 _PARALLEL_DECODING_FROM = 200
 _CHUNK = 500
+# Settings that decide nothing about what an index holds.
+_NOT_READ = ("classes", "synthetic", "strict", "rescan", "leak", "mm_per_pixel", "picture_csv")
 MAX_CLASSES, MAX_SPLITS = 1000, 100  # more are another column of a table
 
 
@@ -50,7 +52,7 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
     if dataset.format == "synthetic":
         dataset = replace(dataset, root=str(synthetic_root(dataset.synthetic, cache_dir)))
     current = stamp(dataset)
-    settings = {k: v for k, v in asdict(dataset).items() if k not in ("classes", "synthetic", "strict", "rescan", "leak")}
+    settings = {k: v for k, v in asdict(dataset).items() if k not in _NOT_READ}
     settings["readers"] = _readers_digest()
     if dataset.format in ("yolo", "auto"):
         settings["classes"] = dataset.classes  # these may stand for the names that a data.yaml lacks

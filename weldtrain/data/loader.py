@@ -19,7 +19,7 @@ from weldtrain.data.batch import STAGES, STRIDE, Batch, Failure
 from weldtrain.data.buffers import KEY, PID, ROW, SINCE_NS, STAGE, SharedBuffers, keep_pages
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.processes import Keys, Processes, as_it_is, init_worker
-from weldtrain.data.sampler import Key, Order, balancing, repeat_factors
+from weldtrain.data.sampler import InOrder, Key, Order, balancing, repeat_factors
 from weldtrain.data.threads import ThreadStream
 from weldtrain.diagnosis import diagnosed
 from weldtrain.errors import ConfigError, DataError, WorkerError
@@ -63,7 +63,7 @@ class Loader:
     Workers outlive the epoch, and while its last batches are used they are at the next one's first: there is no gap.
     """
 
-    def __init__(self, dataset: DetectionDataset, order: Order, settled: Plan, until: int | None = None) -> None:
+    def __init__(self, dataset: DetectionDataset, order: Order | InOrder, settled: Plan, until: int | None = None) -> None:
         """`until` is the number of epochs, after which nothing is loaded ahead; None if it is not known."""
         self.dataset, self.order, self.plan, self._until = dataset, order, settled, until
         self._at = (0, 0)  # the epoch and batch that comes next
@@ -236,9 +236,8 @@ def training_loader(
 def evaluation_loader(
     dataset: DetectionDataset, cfg: LoaderConfig, batch_size: int, device: torch.device, share: tuple[int, int] = (0, 1)
 ) -> Loader:
-    """Every picture once, in path order, whole batches dealt out to ranks: so padding, and with it every digit, is that of one
-    process. Its workers end with each evaluation, so that none idle during training."""
-    order = Order(dataset.rows, batch_size, shuffle=False, share=share, whole=True)
+    """Every picture once, in path order. Its workers end with each evaluation, so that none idle during training."""
+    order = InOrder(dataset.rows, -(-dataset.sizes[dataset.rows] // STRIDE), batch_size, share)
     settled = replace(plan(cfg, device, max(len(order), 1), batch_bytes(dataset, batch_size)), persistent_workers=False)
     return Loader(dataset, order, settled)
 

@@ -12,33 +12,28 @@ Key = tuple[int, int, int]  # (epoch, row, repeat): all that a sample depends on
 class Order:
     """The batches of any epoch, of the same number in each; `share` says which of how many ranks' they are.
 
-    Every rank's batches together are those of one process with the larger batch; with `whole`, of one process with this
-    batch, of which each goes to one rank.
+    Every rank's batches together are those of one process with the larger batch.
     """
 
     def __init__(
         self, rows: np.ndarray, batch_size: int, *, shuffle: bool, drop_last: bool = False, seed: int = 0,
         expected: np.ndarray | None = None, shapes: np.ndarray | None = None, share: tuple[int, int] = (0, 1),
-        whole: bool = False,
     ) -> None:
         """rows int64 [n] of the index. `expected` float [n] is how often each shall come in an epoch on average, by default
         once; `shapes` float [n] are aspect ratios by which batches are put together, by default regardless of them."""
         self.rows, self.batch_size, self.shuffle, self.drop_last, self.seed = rows, batch_size, shuffle, drop_last, seed
-        self.share, self.whole = share, whole
+        self.share = share
         self._total = len(rows) if expected is None else round(float(expected.sum()))
         self._expected = None if expected is None else expected * (self._total / expected.sum())
         self._groups = None if shapes is None else _aspect_groups(shapes)
 
     def __len__(self) -> int:
         """Batches of an epoch of this rank: of every rank as many, but for a last one that is too small for all."""
-        rank, ranks = self.share
-        if self.whole:
-            return len(range(rank, self.rounds, ranks))
-        return self.rounds - (self.rounds > 0 and self.pictures(self.rounds - 1) <= rank)
+        return self.rounds - (self.rounds > 0 and self.pictures(self.rounds - 1) <= self.share[0])
 
     @property
     def rounds(self) -> int:
-        """Batches of an epoch of the rank that has most, or of all of them together if `whole`."""
+        """Batches of an epoch of the rank that has most."""
         together = self._together
         return self._total // together if self.drop_last else -(-self._total // together)
 
@@ -48,7 +43,7 @@ class Order:
 
     @property
     def _together(self) -> int:
-        return self.batch_size * (1 if self.whole else self.share[1])
+        return self.batch_size * self.share[1]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[Key]]:
         """The keys of each batch of an epoch from the `start`th on."""
@@ -66,10 +61,7 @@ class Order:
         rows = self.rows[picks]
         rank, ranks = self.share
         for i in range(start, len(self)):
-            if self.whole:
-                part = slice((i * ranks + rank) * together, (i * ranks + rank + 1) * together)
-            else:
-                part = slice(i * together + rank, min((i + 1) * together, len(rows)), ranks)
+            part = slice(i * together + rank, min((i + 1) * together, len(rows)), ranks)
             yield [(epoch, row, repeat) for row, repeat in zip(rows[part].tolist(), repeats[part].tolist())]
 
     def epochs(self, epoch: int, start: int = 0, until: int | None = None) -> Iterator[list[Key]]:
@@ -105,6 +97,28 @@ class Order:
             rest.append(places[whole:])
         full.sort(key=lambda places: places[-1])
         return np.concatenate([picks[:0], *full, *rest])
+
+
+class InOrder:
+    """Every row once, in order, whole batches dealt out to ranks. A batch ends where the size changes, so that padding, and with
+    it what is found in a picture, depends neither on the pictures around it nor on the batch size nor on the ranks."""
+
+    def __init__(self, rows: np.ndarray, sizes: np.ndarray, batch_size: int, share: tuple[int, int] = (0, 1)) -> None:
+        """rows int64 [n] of the index; sizes int [n,2] of their batches if they were alone."""
+        self.rows, self.batch_size, self.share = rows, batch_size, share
+        runs = np.flatnonzero((sizes[1:] != sizes[:-1]).any(1)) + 1
+        ends = [*runs.tolist(), len(rows)]
+        self._parts = [slice(at, min(at + batch_size, end)) for start, end in zip([0, *ends], ends)
+                       for at in range(start, end, batch_size)][share[0] :: share[1]]
+
+    def __len__(self) -> int:
+        """Batches of this rank."""
+        return len(self._parts)
+
+    def epochs(self, epoch: int, start: int = 0, until: int | None = None) -> Iterator[list[Key]]:
+        """The keys of the batches from the `start`th on: once, whatever epochs follow."""
+        for part in self._parts[start:]:
+            yield [(epoch, row, 0) for row in self.rows[part].tolist()]
 
 
 def repeat_factors(classes: Sequence[np.ndarray], count: int, threshold: float) -> np.ndarray:

@@ -19,6 +19,7 @@ from weldtrain.data.audit import Survival, Twin
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.indexing import open_index
+from weldtrain.data.tiles import tiled
 from weldtrain.errors import DataError, PictureError, one_line
 from weldtrain.formats.record import DECISIONS, DROPPED, ERROR, NOTE, Finding, by_kind
 from weldtrain.telemetry import report
@@ -52,7 +53,7 @@ def run(cfg: Config, record: RunRecord) -> None:
     detail = functools.lru_cache(_KEPT_DETAILS)(functools.partial(audit.thumbnail, index, window=window, side_px=audit.DETAIL_PX))
     across, within = (find(thumbs, index, detail) for find in (audit.twins_across, audit.twins_within))
     sources = audit.sources_across([index.path(i) for i in range(len(index))], index.split_names())
-    survived = audit.survival(index, cfg.model)
+    survived = audit.survival(tiled(index, cfg.model), cfg.model)
     findings += audit.label_findings(index, cfg)
     findings += audit.leak_findings(index, across, within, sources, leak_level)
     findings += audit.survival_findings(survived, cfg.model)

@@ -13,6 +13,7 @@ from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.images import read_image
 from weldtrain.data.indexing import open_index
 from weldtrain.data.sampler import Key
+from weldtrain.data.tiles import tiled
 from weldtrain.errors import DataError
 from weldtrain.telemetry import crash
 from weldtrain.telemetry.record import RunRecord
@@ -34,11 +35,13 @@ def run(cfg: Config, record: RunRecord) -> None:
             shape = read_image(Path(saved["dataset"]["root"]) / sample["picture"]).shape
             log.info("  decodes: %s", "x".join(map(str, shape)))
         raise
-    rows = {index.path(row): row for row in range(len(index))}
+    index = tiled(index, section(saved, "model"))
+    rows = {index.path(row): row for row in reversed(range(len(index)))}
     for sample in left["samples"]:
         if sample["picture"] not in rows:
             raise DataError("is not in the data any more", sample["picture"], f"see {index.root}")
-        row = rows[sample["picture"]]
+        first = rows[sample["picture"]]
+        row = sample["row"] if sample["row"] in index.siblings(first) else first
         split = index.splits[index.split_ids[row]]
         dataset = DetectionDataset(
             index, split, index.class_names(saved["dataset"]["classes"]), section(saved, "model"),
