@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weldtrain.metrics.detection import evaluate_detections
-from weldtrain.metrics.matching import Boxes
+from weldtrain.metrics.matching import Boxes, match
 
 
 def boxes(rows, scores=None, ignore=None):
@@ -15,7 +15,7 @@ def boxes(rows, scores=None, ignore=None):
 
 
 def judged(truth, found, pictures=2, classes=("crack", "slag"), **more):
-    return evaluate_detections(truth, found, pictures=pictures, classes=classes, **more)
+    return evaluate_detections(truth, found, match(found, truth), pictures=pictures, classes=classes, **more)
 
 
 TRUTH = boxes([(0, 1, 10, 10, 50, 30), (0, 2, 60, 60, 100, 100), (1, 1, 5, 5, 25, 45)])

@@ -57,7 +57,7 @@ def test_hits_do_not_hang_on_less_sure_detections(seed):
 def test_ap_from_this_matching_is_cocos(seed):
     truth, found = scene(seed)
     met = match(found, truth)
-    expected = evaluate_detections(truth, found, pictures=6, classes=("a", "b", "c"), max_detections=1000)["per_class_ap_50"]
+    expected = evaluate_detections(truth, found, met, pictures=6, classes=("a", "b", "c"), max_detections=1000)["per_class_ap_50"]
     for label, name in enumerate("abc", 1):
         own = np.flatnonzero((found.labels == label) & ((met < 0) | ~truth.ignored[met]))
         hits = met[own[np.argsort(-found.scores[own], kind="stable")]] >= 0
@@ -70,7 +70,7 @@ def test_ap_from_this_matching_is_cocos(seed):
 def test_curves_by_hand():
     truth = boxes([(0, 1, 0, 0, 10, 10), (0, 1, 50, 50, 60, 60), (0, 1, 80, 80, 90, 90)], ignore=[False, False, True])
     found = boxes([(0, 1, 0, 0, 10, 10), (0, 1, 20, 20, 30, 30), (0, 1, 80, 80, 90, 90)], [0.9, 0.5, 0.8])
-    curves = pr_curves(found, truth, ("crack", "slag"), points=11)  # scores 0, 0.1, … 1
+    curves = pr_curves(found, truth, match(found, truth), ("crack", "slag"), points=11)  # scores 0, 0.1, … 1
     assert curves.keys() == {"crack"}
     crack = curves["crack"]
     assert crack["tp"].tolist() == [1] * 10 + [0] and crack["fp"].tolist() == [1] * 6 + [0] * 5

@@ -8,12 +8,17 @@ import pytest
 from weldtrain.metrics.matching import Boxes, match
 from weldtrain.metrics.operating_point import (
     NoPromise,
+    Rule,
     at_most_false,
     at_most_missed,
     best_f1,
+    choose,
     least_cost,
     missed_at_most,
+    rate_at_most,
+    same_rule,
     scores_of,
+    verified,
 )
 
 
@@ -87,3 +92,46 @@ def test_scores_come_from_the_one_matching():
     hits, false = scores_of(truth, found, 1, met)
     assert hits.tolist() == [0.9, -np.inf] and false.tolist() == [0.7]
     assert scores_of(truth, found, 2, met)[1].tolist() == [0.6]
+
+
+def of_two_classes(hits, false):
+    """Detections of crack at these scores, and false ones; slag is never there."""
+    n, m = len(hits), len(false)
+    places = np.arange(n + m)[:, None] * 20.0 + np.array([0, 0, 10, 10])
+    truth = Boxes(np.zeros(n, int), places[:n], np.ones(n, int))
+    found = Boxes(np.zeros(n + m, int), places, np.ones(n + m, int), np.concatenate([hits, false]))
+    return found, truth, match(found, truth)
+
+
+def test_each_rule_chooses_its_own_threshold_and_says_where_it_cannot():
+    scores = np.linspace(0.1, 1, 300), np.array([0.2, 0.5, 0.95])
+    chosen = {by: choose(*of_two_classes(*scores), ("crack", "slag"), 10, Rule(by, false_calls_per_picture=0.2))
+              for by in ("missed", "f1", "false_calls", "cost")}
+    thresholds = {by: points["crack"]["threshold"] for by, points in chosen.items()}
+    assert thresholds["missed"] == at_most_missed(scores[0], 0.02) and thresholds["f1"] == best_f1(*scores)
+    assert 0.2 < thresholds["false_calls"] < 0.5 and thresholds["cost"] == least_cost(*scores, 10, 1)
+    assert all(p["crack"]["why"] == "" and p["slag"]["threshold"] == 0.5 and "no defect" in p["slag"]["why"]
+               for p in chosen.values())
+    few = choose(*of_two_classes(np.full(20, 0.9), [0.3]), ("crack",), 10, Rule())["crack"]
+    assert few["threshold"] == 0.9 and "some 129 more are needed" in few["why"] and "best F1" in few["why"]
+
+
+def test_a_class_that_is_never_found_has_a_threshold_that_json_knows():
+    _, truth, _ = of_two_classes(np.full(3, 0.5), [])
+    nothing = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+    none = choose(nothing, truth, np.zeros(0, int), ("crack",), 1, Rule())
+    assert none["crack"]["threshold"] == 1.0
+    assert same_rule(Rule(), Rule()._asdict()) and not same_rule(Rule(), Rule("f1")._asdict())
+
+
+def test_what_other_defects_say_of_a_promise():
+    assert verified(0, 149, 0.02) == "holds" and verified(0, 148, 0.02) == "open"
+    assert verified(2, 40, 0.02) == "open" and verified(5, 40, 0.02) == "broken"
+    assert verified(0, 0, 0.02) == "open"
+
+
+def test_false_calls_at_most_by_hand_and_by_scipy():
+    assert rate_at_most(0, 18) == pytest.approx(-math.log(0.05) / 18)
+    chi2 = pytest.importorskip("scipy.stats").chi2
+    for count in (1, 7, 200):
+        assert rate_at_most(count, 50) == pytest.approx(chi2.ppf(0.95, 2 * count + 2) / 2 / 50, rel=1e-9)

@@ -9,27 +9,26 @@ from collections.abc import Sequence
 import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 
-from weldtrain.metrics.matching import Boxes, match
+from weldtrain.metrics.matching import Boxes
 
 _AREAS = ("small", "medium", "large")  # COCO's: below 32², below 96², and above, in px² of the file's picture
 
 
 def evaluate_detections(
-    truth: Boxes, found: Boxes, *, pictures: int, classes: Sequence[str], max_detections: int = 100,
+    truth: Boxes, found: Boxes, met: np.ndarray, *, pictures: int, classes: Sequence[str], max_detections: int = 100,
     false_call_score: float = 0.5,
 ) -> dict[str, float | dict[str, float | None] | None]:
-    """AP as COCO defines it (101 recall points, IoU 0.50:0.05:0.95), and the false calls at one threshold.
+    """AP as COCO defines it (101 recall points, IoU 0.50:0.05:0.95), and by `met` of `match` the false calls at one threshold.
 
     Returns `map map_50 map_75 map_small map_medium map_large mar`, `per_class_ap` and `per_class_ap_50` by name,
     `false_calls_per_picture` (detections of at least `false_call_score` that match no truth of their class at IoU 0.5)
     and `false_calls_per_clean_picture`. None where nothing can be said: a class, size or set without truth.
     """
-    scored = _take(truth, ~truth.ignored)
     result: dict = {"map": None, "map_50": None, "map_75": None}
     result |= {f"map_{area}": None for area in _AREAS} | {"mar": None}
     result["per_class_ap"] = dict.fromkeys(classes)
     result["per_class_ap_50"] = dict.fromkeys(classes)
-    if len(scored.labels):
+    if not truth.ignored.all():
         precision, recall = _coco(truth, found, pictures, len(classes), max_detections)
         for k, name in enumerate(classes):
             result["per_class_ap"][name] = _mean(precision[:, :, k, 0])
@@ -39,7 +38,7 @@ def evaluate_detections(
         for i, area in enumerate(_AREAS, 1):
             result[f"map_{area}"] = _mean(precision[:, :, :, i])
         result["mar"] = _mean(recall[:, :, 0])
-    return result | _false_calls(truth, found, pictures, false_call_score)
+    return result | _false_calls(truth, found, met, pictures, false_call_score)
 
 
 def _coco(truth: Boxes, found: Boxes, pictures: int, classes: int, max_detections: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,19 +67,13 @@ def _coco(truth: Boxes, found: Boxes, pictures: int, classes: int, max_detection
     return evaluation.eval["precision"][..., 0], evaluation.eval["recall"][..., 0]
 
 
-def _false_calls(truth: Boxes, found: Boxes, pictures: int, score: float) -> dict[str, float | None]:
-    sure = _take(found, found.scores >= score)
-    false_in = np.bincount(sure.image[match(sure, truth) < 0], minlength=pictures)
+def _false_calls(truth: Boxes, found: Boxes, met: np.ndarray, pictures: int, score: float) -> dict[str, float | None]:
+    false_in = np.bincount(found.image[(met < 0) & (found.scores >= score)], minlength=pictures)
     clean = np.bincount(truth.image, minlength=pictures) == 0
     return {
         "false_calls_per_picture": float(false_in.mean()) if pictures else None,
         "false_calls_per_clean_picture": float(false_in[clean].mean()) if clean.any() else None,
     }
-
-
-def _take(boxes: Boxes, which: np.ndarray) -> Boxes:
-    return Boxes(*(None if a is None else a[which]
-                   for a in (boxes.image, boxes.boxes, boxes.labels, boxes.scores, boxes.ignore)))
 
 
 def _xywh(boxes: np.ndarray) -> np.ndarray:

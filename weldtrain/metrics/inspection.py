@@ -1,17 +1,21 @@
-"""What an inspector asks of a detector, by class: what it misses, at how many false calls, and which sizes it finds."""
+"""What an inspector asks of a detector at its thresholds: what it misses, at how many false calls, which sizes it finds, what it
+takes for what, and where it is weak. Pure functions of arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from weldtrain.metrics.matching import Boxes, match
-from weldtrain.metrics.operating_point import NoPromise, at_most_missed, missed_at_most, scores_of
-from weldtrain.metrics.pod import NoPod, fit_pod
+from weldtrain.metrics.bootstrap import class_aps, interval, mean_of_classes, ratio_interval
+from weldtrain.metrics.matching import Boxes, match, take
+from weldtrain.metrics.operating_point import missed_at_most, rate_at_most
+from weldtrain.metrics.pod import NoPod, Pod, fit_pod
 
 SIZES = ("longer_side", "diagonal", "area_root")
+_PLACES = (("top", "middle", "bottom"), ("left", "centre", "right"))
 
 
 def sizes_of(boxes: np.ndarray, size: str) -> np.ndarray:
@@ -22,38 +26,141 @@ def sizes_of(boxes: np.ndarray, size: str) -> np.ndarray:
             "area_root": lambda: np.sqrt(sides.prod(1))}[size]()
 
 
-def inspected(
-    truth: Boxes, found: Boxes, classes: Sequence[str], pictures: int, *, at_most: float, confidence: float, otherwise: float,
-    size: str = "longer_side",
-) -> dict[str, dict[str, Any]]:
-    """By class that has defects: `threshold`, the highest that keeps the promise of no more than `at_most` missed, or where the
-    data do not support it `otherwise`, and `why` in words ("" where it is kept); `defects`, `missed` and `missed_at_most` (the
-    bound of that confidence), `false_calls_per_picture` there; and of the POD there `a50 a90 a90_95` in px and `pod_warnings`, or
-    None and `no_pod`, the reason."""
-    met = match(found, truth)
-    result = {}
-    for label, name in enumerate(classes, 1):
-        real = (truth.labels == label) & ~truth.ignored
-        if not real.any():
+@dataclass
+class Inspected:
+    """A split as it looks at the thresholds: a row for each defect that counts and each false call.
+
+    truth, found: the boxes that count; `size` and `call_size` of each, in the unit asked for; `called` bool, defects that were
+    found; `best` float, the score of what meets a defect, -inf where nothing does; `weights` int [n, pictures] of resamples.
+    """
+
+    classes: Sequence[str]
+    pictures: int
+    truth: Boxes
+    size: np.ndarray
+    best: np.ndarray
+    called: np.ndarray
+    false: Boxes
+    false_size: np.ndarray
+    clean: np.ndarray  # bool [pictures]
+    weights: np.ndarray
+    confidence: float
+
+
+def inspect(
+    found: Boxes, truth: Boxes, met: np.ndarray, classes: Sequence[str], pictures: int, *, thresholds: Mapping[str, float],
+    size: str, unit: np.ndarray | float, weights: np.ndarray, confidence: float,
+) -> Inspected:
+    """`met` as of `match`; `unit` is what a pixel measures, of all or of each picture; `weights` as of `resamples`."""
+    unit = np.broadcast_to(unit, pictures)
+    real = ~truth.ignored
+    best = np.full(len(truth.labels), -np.inf)
+    best[met[met >= 0]] = found.scores[met >= 0]
+    least = np.array([thresholds[name] for name in classes])
+    called = best >= least[truth.labels - 1] if len(best) else np.zeros(0, bool)
+    is_false = (met < 0) & (found.scores >= least[found.labels - 1])
+    false = take(found, is_false)
+    return Inspected(
+        classes, pictures, take(truth, real), (sizes_of(truth.boxes, size) * unit[truth.image])[real], best[real], called[real],
+        false, sizes_of(false.boxes, size) * unit[false.image], np.bincount(truth.image, minlength=pictures) == 0,
+        weights, confidence)
+
+
+def row(seen: Inspected, defects: np.ndarray, calls: np.ndarray, pictures: np.ndarray | None = None) -> dict[str, Any]:
+    """Of these defects and false calls, masks, on these `pictures` (all if None): `defects missed missed_at_most`, the bound by
+    Clopper and Pearson, `missed_interval` by resampling, `false_calls_per_picture`, its bound by Garwood and its interval. None
+    where nothing can be said."""
+    there = np.ones(seen.pictures, bool) if pictures is None else pictures
+    n, missed = int(defects.sum()), int((defects & ~seen.called).sum())
+    per = [np.bincount(of, minlength=seen.pictures) for of in (
+        seen.truth.image[defects], seen.truth.image[defects & ~seen.called], seen.false.image[calls])]
+    return {
+        "defects": n, "missed": missed, "missed_share": missed / n if n else None,
+        "missed_at_most": missed_at_most(missed, n, seen.confidence) if n else None,
+        "missed_interval": ratio_interval(per[1], per[0], seen.weights),
+        "pictures": int(there.sum()),
+        "false_calls_per_picture": float(per[2][there].sum() / there.sum()) if there.any() else None,
+        "false_calls_at_most": rate_at_most(int(per[2][there].sum()), int(there.sum()), seen.confidence) if there.any() else None,
+        "false_calls_interval": ratio_interval(per[2] * there, there, seen.weights),
+    }
+
+
+def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str, Any]], dict[str, Pod]]:
+    """By class that has defects its `row`, and of its POD `a50 a90 a90_95 a90_95_wald pod_warnings`, None and `no_pod`, the
+    reason, where there is none; and the curves that there are."""
+    rows, pods = {}, {}
+    for label, name in enumerate(seen.classes, 1):
+        own = seen.truth.labels == label
+        if not own.any():
             continue
-        hits, false = scores_of(truth, found, label, met)
+        rows[name] = row(seen, own, seen.false.labels == label)
         try:
-            threshold, why = at_most_missed(hits, at_most, confidence), ""
-        except NoPromise as e:
-            threshold, why = otherwise, str(e)
-        seen = hits >= threshold
-        result[name] = {
-            "threshold": threshold, "why": why, "defects": len(hits), "missed": int((~seen).sum()),
-            "missed_at_most": missed_at_most(int((~seen).sum()), len(hits), confidence),
-            "false_calls_per_picture": float((false >= threshold).sum()) / pictures,
-            **_pod(sizes_of(truth.boxes[real], size), seen),
-        }
-    return result
+            pod = pods[name] = fit_pod(seen.size[own], seen.called[own], link, scale)
+            rows[name] |= {"a50": pod.a50, "a90": pod.a90, "a90_95": finite(pod.a90_95),
+                           "a90_95_wald": finite(pod.a90_95_wald), "pod_warnings": list(pod.warnings), "no_pod": ""}
+        except NoPod as e:
+            rows[name] |= {"a50": None, "a90": None, "a90_95": None, "a90_95_wald": None, "pod_warnings": [], "no_pod": str(e)}
+    return rows, pods
 
 
-def _pod(sizes: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
-    try:
-        pod = fit_pod(sizes, seen)
-    except NoPod as e:
-        return {"a50": None, "a90": None, "a90_95": None, "pod_warnings": [], "no_pod": str(e)}
-    return {"a50": pod.a50, "a90": pod.a90, "a90_95": pod.a90_95, "pod_warnings": list(pod.warnings), "no_pod": ""}
+def finite(value: float) -> float | None:
+    """None for infinity, which JSON does not know."""
+    return value if np.isfinite(value) else None
+
+
+def clean_pictures(seen: Inspected) -> dict[str, Any]:
+    """The `row` of the pictures without defects."""
+    return row(seen, np.zeros(len(seen.called), bool), seen.clean[seen.false.image], seen.clean)
+
+
+def by_size(seen: Inspected, found: Boxes, truth: Boxes, unit: np.ndarray | float, size: str) -> list[dict[str, Any]]:
+    """For each octave of sizes that holds a defect, `low high` in the unit, its `row`, and `ap_50` with `ap_50_interval`: as COCO
+    has it, what lies outside and what meets that counts neither way."""
+    unit = np.broadcast_to(unit, seen.pictures)
+    sizes, call_sizes = (sizes_of(of.boxes, size) * unit[of.image] for of in (truth, found))
+    rows = []
+    for power in np.unique(_octave(seen.size)).astype(int).tolist():
+        outside = replace(truth, ignore=truth.ignored | (_octave(sizes) != power))
+        met = match(found, outside)
+        counts = (met >= 0) | (_octave(call_sizes) == power)
+        weights = np.concatenate([np.ones((1, seen.pictures), int), seen.weights])  # the first gives the figure itself
+        ap = mean_of_classes(class_aps(take(found, counts), outside, len(seen.classes), weights, (0.5,))[0])
+        rows.append({"low": 2.0**power, "high": 2.0 ** (power + 1),
+                     **row(seen, _octave(seen.size) == power, _octave(seen.false_size) == power),
+                     "ap_50": None if np.isnan(ap[0]) else float(ap[0]), "ap_50_interval": interval(ap[1:])})
+    return rows
+
+
+def _octave(sizes: np.ndarray) -> np.ndarray:
+    return np.floor(np.log2(np.maximum(sizes, 1e-9)))
+
+
+def by_place(seen: Inspected, picture_sizes: np.ndarray) -> dict[str, dict[str, Any]]:
+    """The `row` of each ninth of the picture, by a box's centre; picture_sizes int [pictures,2] width, height."""
+    def ninth(boxes: Boxes) -> np.ndarray:
+        share = (boxes.boxes[:, :2] + boxes.boxes[:, 2:]) / 2 / picture_sizes[boxes.image]
+        column, line = np.clip((3 * share).astype(int), 0, 2).T
+        return 3 * line + column
+    defects, calls = ninth(seen.truth), ninth(seen.false)
+    return {f"{vertical} {horizontal}": row(seen, defects == 3 * i + k, calls == 3 * i + k)
+            for i, vertical in enumerate(_PLACES[0]) for k, horizontal in enumerate(_PLACES[1])}
+
+
+def by_picture(seen: Inspected, values: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The `row` of the pictures of each value of a column, the most frequent forty."""
+    names, member, counts = np.unique(np.asarray(values, str), return_inverse=True, return_counts=True)
+    return {str(names[k]): row(seen, member[seen.truth.image] == k, member[seen.false.image] == k, member == k)
+            for k in np.argsort(-counts, kind="stable")[:40]}
+
+
+def worst_misses(seen: Inspected, n: int = 20) -> np.ndarray:
+    """int64: the largest defects that were missed, by how many times their class's typical size they are."""
+    typical = {label: np.median(seen.size[seen.truth.labels == label]) for label in np.unique(seen.truth.labels)}
+    relative = seen.size / np.array([typical[label] for label in seen.truth.labels.tolist()])
+    missed = np.flatnonzero(~seen.called)
+    return missed[np.argsort(-relative[missed], kind="stable")[:n]]
+
+
+def worst_false_calls(seen: Inspected, n: int = 20) -> np.ndarray:
+    """int64: rows of `false`, the surest first."""
+    return np.argsort(-seen.false.scores, kind="stable")[:n]

@@ -27,18 +27,19 @@ class Boxes:
         return np.zeros(len(self.labels), bool) if self.ignore is None else self.ignore
 
 
-def match(found: Boxes, truth: Boxes, min_iou: float = MIN_IOU) -> np.ndarray:
+def match(found: Boxes, truth: Boxes, min_iou: float = MIN_IOU, any_class: bool = False) -> np.ndarray:
     """For each detection the row of the truth it meets, -1 where it meets none: int64 [n].
 
     As COCO has it: the surest detection of a picture and class takes what it overlaps most; a truth is met once, one to be
     ignored any number of times and only by what meets no other, and of that one the share within it counts in place of IoU.
-    So what those of at least some score meet does not hang on the others.
+    So what those of at least some score meet does not hang on the others. With `any_class` also truth of another class is met,
+    of equal overlaps that of its own first.
     """
     met = np.full(len(found.labels), -1)
-    of_found, of_truth = _alike(found, truth)
-    ignored = truth.ignored[of_truth]
+    of_found, of_truth = _pairs(found, truth, any_class)
+    ignored, other = truth.ignored[of_truth], found.labels[of_found] != truth.labels[of_truth]
     overlap = _overlap(found.boxes[of_found], truth.boxes[of_truth], ignored)
-    order = np.lexsort((-overlap, ignored, of_found, -found.scores[of_found]))
+    order = np.lexsort((other, -overlap, ignored, of_found, -found.scores[of_found]))
     taken = np.zeros(len(truth.labels), bool)
     for pair in order[overlap[order] >= min_iou]:
         detection, defect = of_found[pair], of_truth[pair]
@@ -48,11 +49,23 @@ def match(found: Boxes, truth: Boxes, min_iou: float = MIN_IOU) -> np.ndarray:
     return met
 
 
-def pr_curves(found: Boxes, truth: Boxes, classes: Sequence[str], points: int = 101) -> dict[str, dict[str, np.ndarray]]:
+def counted(truth: Boxes, met: np.ndarray) -> np.ndarray:
+    """bool [n]: the detections that are right or wrong; one that meets truth to be ignored is neither."""
+    return np.append(~truth.ignored, True)[met]  # the last is for -1
+
+
+def take(boxes: Boxes, which: np.ndarray) -> Boxes:
+    """Those of them, a mask or rows."""
+    return Boxes(*(None if a is None else a[which]
+                   for a in (boxes.image, boxes.boxes, boxes.labels, boxes.scores, boxes.ignore)))
+
+
+def pr_curves(
+    found: Boxes, truth: Boxes, met: np.ndarray, classes: Sequence[str], points: int = 101
+) -> dict[str, dict[str, np.ndarray]]:
     """By class with truth, at the scores 0 ... 1 of `points`: `tp fp fn` counts, `precision` and `recall`, float64 [points].
     Precision is 1 where nothing is that sure."""
-    met = match(found, truth)
-    counts = (met < 0) | ~truth.ignored[met] if len(truth.labels) else np.ones(len(met), bool)
+    counts = counted(truth, met)
     thresholds = np.linspace(0, 1, points)
     curves = {}
     for label, name in enumerate(classes, 1):
@@ -70,10 +83,10 @@ def _at_least(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     return (len(scores) - np.searchsorted(np.sort(scores), thresholds)).astype(float)
 
 
-def _alike(found: Boxes, truth: Boxes) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(found: Boxes, truth: Boxes, any_class: bool) -> tuple[np.ndarray, np.ndarray]:
     """All pairs of a detection and a truth of the same picture and class, as rows of both: int64 [pairs] each."""
     classes = 1 + max(found.labels.max(initial=0), truth.labels.max(initial=0))
-    wanted, there = (boxes.image.astype(np.int64) * classes + boxes.labels for boxes in (found, truth))
+    wanted, there = (boxes.image.astype(np.int64) * classes + (0 if any_class else boxes.labels) for boxes in (found, truth))
     order = np.argsort(there, kind="stable")
     first, end = (np.searchsorted(there[order], wanted, side) for side in ("left", "right"))
     many = end - first

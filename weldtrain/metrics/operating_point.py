@@ -7,7 +7,8 @@ All take scores of one class: `hits` float [defects], the score of the detection
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,58 @@ class NoPromise(ValueError):
     def __init__(self, why: str, defects: int | None) -> None:
         super().__init__(why)
         self.defects = defects
+
+
+class Rule(NamedTuple):
+    """How a threshold is chosen: `by` missed, f1, false_calls or cost, and what each of them asks for."""
+
+    by: str = "missed"
+    at_most_missed: float = 0.02
+    confidence: float = 0.95
+    false_calls_per_picture: float = 0.1  # of a class
+    cost_of_a_miss: float = 10.0  # in false calls
+
+    def told(self) -> str:
+        """In words."""
+        return {
+            "missed": f"no more than {self.at_most_missed:.2%} of a class missed, with {self.confidence:.0%} confidence",
+            "f1": "the best F1 of each class",
+            "false_calls": f"no more than {self.false_calls_per_picture:g} false calls of a class per picture",
+            "cost": f"the least cost, a miss as dear as {self.cost_of_a_miss:g} false calls",
+        }[self.by]
+
+
+_UNSEEN = 0.5  # the threshold of a class of which there is no defect to choose by
+
+
+def choose(
+    found: Boxes, truth: Boxes, met: np.ndarray, classes: Sequence[str], pictures: int, rule: Rule
+) -> dict[str, dict[str, Any]]:
+    """By class the `threshold` in 0 ... 1, and `why` it is not that of the rule, "" where it is."""
+    points = {}
+    for label, name in enumerate(classes, 1):
+        hits, false = scores_of(truth, found, label, met)
+        threshold, why = _chosen(hits, false, pictures, rule) if len(hits) else (_UNSEEN, "there is no defect to choose by")
+        points[name] = {"threshold": min(threshold, 1.0), "why": why}  # beyond every score it may be infinite
+    return points
+
+
+def _chosen(hits: np.ndarray, false: np.ndarray, pictures: int, rule: Rule) -> tuple[float, str]:
+    if rule.by == "false_calls":
+        return at_most_false(false, pictures, rule.false_calls_per_picture), ""
+    if rule.by == "cost":
+        return least_cost(hits, false, rule.cost_of_a_miss, 1), ""
+    if rule.by == "f1":
+        return best_f1(hits, false), ""
+    try:
+        return at_most_missed(hits, rule.at_most_missed, rule.confidence), ""
+    except NoPromise as e:
+        return best_f1(hits, false), f"{e}; the threshold is that of the best F1 instead"
+
+
+def same_rule(rule: Rule, saved: Mapping[str, Any]) -> bool:
+    """Whether thresholds that were `saved` with a rule, as a mapping, are those of this one."""
+    return rule._asdict() == dict(saved)
 
 
 def scores_of(truth: Boxes, found: Boxes, label: int, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +111,26 @@ def missed_at_most(missed: int, defects: int, confidence: float = 0.95) -> float
         middle = (low + high) / 2
         low, high = (middle, high) if _binomial(missed, defects, middle) > 1 - confidence else (low, middle)
     return high
+
+
+def rate_at_most(count: int, pictures: int, confidence: float = 0.95) -> float:
+    """The upper bound of the rate per picture of which so few false calls are improbable, were they a Poisson process (Garwood,
+    1936)."""
+    low, high = 0.0, 10.0 + 3 * count
+    i = np.arange(count + 1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        at_most = float(np.exp(i * math.log(middle) - middle - _log_factorial(i)).sum())
+        low, high = (middle, high) if at_most > 1 - confidence else (low, middle)
+    return high / pictures
+
+
+def verified(missed: int, defects: int, share: float, confidence: float = 0.95) -> str:
+    """What other defects say of the promise that no more than `share` are missed: that it `holds`, with this confidence, that it
+    is `broken`, with the same, or neither: `open`."""
+    if _refused(missed, defects, share, confidence):
+        return "holds"
+    return "broken" if missed and 1 - _binomial(missed - 1, defects, share) <= 1 - confidence else "open"
 
 
 def best_f1(hits: np.ndarray, false: np.ndarray) -> float:

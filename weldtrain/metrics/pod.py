@@ -13,6 +13,7 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+import torch
 
 _FEWEST, _ENOUGH = 10, 60  # defects: below, nothing can be said; MIL-HDBK-1823A asks for 60 of hits and misses
 _CHI2 = 2.7055434540954146  # 90 % quantile of chi² with one degree of freedom: of one side 95 %
@@ -153,7 +154,7 @@ class _Logit:
 class _Probit:
     @staticmethod
     def probability(z: np.ndarray) -> np.ndarray:
-        return 0.5 * _erfc(-z / math.sqrt(2))
+        return 0.5 * torch.special.erfc(torch.as_tensor(-z / math.sqrt(2))).numpy()  # ndtr loses digits where it is small
 
     @staticmethod
     def quantile(p: float) -> float:
@@ -162,12 +163,11 @@ class _Probit:
     @staticmethod
     def parts(z: np.ndarray) -> tuple[np.ndarray, ...]:
         """As those of _Logit."""
-        return (np.log(_Probit.probability(z)), np.log(_Probit.probability(-z)),
-                np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
+        log_p, log_rest = (torch.special.log_ndtr(torch.as_tensor(v)).numpy() for v in (z, -z))
+        return log_p, log_rest, np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
 _LINKS = {"logit": _Logit, "probit": _Probit}
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def _scaled(sizes: Sequence[float] | np.ndarray, scale: str) -> np.ndarray:

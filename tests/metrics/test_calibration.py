@@ -1,0 +1,47 @@
+"""Scores that are probabilities are calibrated, others are not; bins by hand."""
+
+import numpy as np
+import pytest
+
+from weldtrain.metrics.calibration import calibration_error, judged, reliability
+from weldtrain.metrics.matching import Boxes, match
+
+
+def test_bins_by_hand():
+    told = reliability(np.array([0.1, 0.25, 0.45, 1.0]), np.array([False, True, False, True]), bins=4)
+    assert [b[:5] for b in told] == [(0.0, 0.25, 1, 0.1, 0.0), (0.25, 0.5, 2, pytest.approx(0.35), 0.5), (0.75, 1.0, 1, 1.0, 1.0)]
+    assert calibration_error(np.array([0.1, 0.25, 0.45, 1.0]), np.array([False, True, False, True]), 4) == pytest.approx(
+        (0.1 + 2 * 0.15 + 0.0) / 4)
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 5), (8, 10), (5, 5), (70, 300)])
+def test_the_bounds_are_wilsons(right, n):
+    proportion = pytest.importorskip("statsmodels.stats.proportion")
+    (only,) = reliability(np.full(n, 0.75), np.arange(n) < right)
+    expected = proportion.proportion_confint(right, n, method="wilson")
+    assert only[-2:] == pytest.approx(expected, abs=1e-12) and only.precision_low <= only.precision <= only.precision_high
+
+
+def test_probabilities_are_calibrated_and_boasts_are_not():
+    rng = np.random.default_rng(0)
+    p = rng.random(100_000)
+    correct = rng.random(100_000) < p
+    assert calibration_error(p, correct) < 0.01 and calibration_error(np.sqrt(p), correct) == pytest.approx(1 / 6, abs=0.01)
+    told = reliability(p, correct)
+    assert len(told) == 10 and sum(b.count for b in told) == 100_000
+    assert sum(b.precision_low <= b.mean_score <= b.precision_high for b in told) >= 8
+
+
+def test_without_detections_nothing_can_be_said():
+    assert reliability(np.zeros(0), np.zeros(0, bool)) == [] and calibration_error(np.zeros(0), np.zeros(0, bool)) is None
+
+
+def test_what_meets_ignored_truth_is_left_out():
+    place = np.array([[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]], float)
+    truth = Boxes(np.zeros(2, int), place[:2], np.ones(2, int), ignore=np.array([False, True]))
+    found = Boxes(np.zeros(3, int), place, np.ones(3, int), np.array([0.9, 0.8, 0.7]))
+    scores, correct = judged(found, truth, match(found, truth))
+    assert scores.tolist() == [0.9, 0.7] and correct.tolist() == [True, False]
+    none = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+    assert judged(found, none, match(found, none))[1].tolist() == [False] * 3
+    assert judged(none, truth, match(none, truth))[0].tolist() == []

@@ -1,0 +1,115 @@
+"""95 % intervals of figures by resampling pictures, or whole groups of them such as all pictures of one weld (Efron, 1979).
+
+They tell how far a figure would move with other pictures from where these come from. Pictures of one weld are alike, so that
+taking them for independent promises too much; and of few groups, below some twenty, even theirs are too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weldtrain.metrics.matching import Boxes, counted, match
+
+Interval = tuple[float, float]
+
+IOUS = tuple(np.linspace(0.5, 0.95, 10).tolist())  # of COCO
+_RECALLS = np.linspace(0, 1, 101)
+_ENTRIES = 2_000_000  # of resamples by detections that are in memory at once
+
+
+def resamples(groups: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """How often each picture counts in each of `n` resamples, int32 [n, pictures]. `groups` int [pictures] names the group of
+    each; as many groups as there are get drawn with replacement, each with all its pictures. One group alone gives no spread."""
+    names, member = np.unique(groups, return_inverse=True)
+    rng, many = np.random.default_rng(seed), len(names)
+    drawn = np.empty((n, len(member)), np.int32)
+    for row in drawn:
+        row[:] = np.bincount(rng.integers(many, size=many), minlength=many)[member]
+    return drawn
+
+
+def interval(values: np.ndarray, confidence: float = 0.95) -> Interval | None:
+    """The ends between which this share of a figure's values float [n] in the resamples lies. Those of which nothing can be said
+    are NaN and left out; None where they are more than half."""
+    told = values[~np.isnan(values)]
+    if 2 * len(told) < len(values) or not len(told):
+        return None
+    low, high = np.quantile(told, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def ratio_interval(numerator: np.ndarray, denominator: np.ndarray, weights: np.ndarray) -> Interval | None:
+    """Of sum(numerator) / sum(denominator), such as missed / defects, from what each picture adds, both [pictures]; `weights`
+    [n, pictures] as of `resamples`."""
+    above, below = (weights @ np.asarray(of, np.float64) for of in (numerator, denominator))
+    return interval(np.divide(above, below, out=np.full(len(weights), np.nan), where=below != 0))
+
+
+def weighted_ap(
+    scores: np.ndarray, hit: np.ndarray, picture: np.ndarray, defects_in: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """AP of one class at one IoU over COCO's 101 recall points in each resample, float64 [n]; NaN where it has no defects.
+
+    Of each detection its `scores`, whether it is a `hit` and its `picture`, [d]; `defects_in` [pictures]; `weights` [n, pictures]
+    as of `resamples`: ones give the AP itself.
+    """
+    defects = weights @ np.asarray(defects_in, np.float64)
+    ap = np.where(defects > 0, 0.0, np.nan)
+    order = np.lexsort((picture, -scores))  # as COCO has it: of equal scores in the order of pictures
+    at = np.flatnonzero(hit[order])
+    if not len(at):
+        return ap
+    # Recall rises at hits alone and precision is highest there, so that the calls between two of them need no place each.
+    calls_of, hits_of, first = picture[order[: at[-1] + 1]], picture[order[at]], np.append(0, at[:-1] + 1)
+    rows = max(1, _ENTRIES // len(calls_of))
+    for start in range(0, len(ap), rows):
+        some = weights[start : start + rows]
+        hits = np.cumsum(np.take(some, hits_of, axis=1), axis=1, dtype=np.float64)
+        calls = np.cumsum(np.add.reduceat(np.take(some, calls_of, axis=1), first, axis=1, dtype=np.float64), axis=1)
+        precision = np.zeros((len(some), len(at) + 1))  # 0 beyond the last hit
+        np.divide(hits, calls, out=precision[:, :-1], where=calls > 0)
+        precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+        for i in np.flatnonzero(defects[start : start + rows]):
+            reached = np.searchsorted(hits[i] / defects[start + i], _RECALLS)
+            ap[start + i] = precision[i, reached].mean()
+    return ap
+
+
+def class_aps(found: Boxes, truth: Boxes, classes: int, weights: np.ndarray, ious: Sequence[float]) -> np.ndarray:
+    """`weighted_ap` float64 [ious, classes, n] of each of so many classes at each IoU."""
+    ap = np.full((len(ious), classes, len(weights)), np.nan)
+    for at_iou, iou in zip(ap, ious):
+        met = match(found, truth, iou)
+        counts = counted(truth, met)
+        for label in range(1, classes + 1):
+            own = (found.labels == label) & counts
+            defects_in = np.bincount(truth.image[(truth.labels == label) & ~truth.ignored], minlength=weights.shape[1])
+            at_iou[label - 1] = weighted_ap(found.scores[own], met[own] >= 0, found.image[own], defects_in, weights)
+    return ap
+
+
+def resampled_aps(
+    found: Boxes, truth: Boxes, classes: Sequence[str], weights: np.ndarray
+) -> dict[str, np.ndarray | dict[str, np.ndarray]]:
+    """COCO's AP in each resample: `map map_50 map_75` float64 [n], and `per_class_ap per_class_ap_50` by name. `weights`
+    [n, pictures] as of `resamples`; ones [1, pictures] give the figures of `evaluate_detections` of all detections. NaN without
+    defects; the means are of the classes that have some in that resample."""
+    ap = class_aps(found, truth, len(classes), weights, IOUS)
+    return {"map": mean_of_classes(ap.mean(0)), "map_50": mean_of_classes(ap[0]), "map_75": mean_of_classes(ap[5]),
+            "per_class_ap": dict(zip(classes, ap.mean(0))), "per_class_ap_50": dict(zip(classes, ap[0]))}
+
+
+def ap_intervals(
+    found: Boxes, truth: Boxes, classes: Sequence[str], weights: np.ndarray
+) -> dict[str, Interval | dict[str, Interval | None] | None]:
+    """The interval of each figure of `resampled_aps`, by the same names; None where nothing can be said."""
+    return {name: {of: interval(values) for of, values in figure.items()} if isinstance(figure, dict) else interval(figure)
+            for name, figure in resampled_aps(found, truth, classes, weights).items()}
+
+
+def mean_of_classes(ap: np.ndarray) -> np.ndarray:
+    """float64 [n], of ap [classes, n] those that are numbers; NaN where none is."""
+    there = (~np.isnan(ap)).sum(0)
+    return np.divide(np.nansum(ap, 0), there, out=np.full(ap.shape[1], np.nan), where=there > 0)
