@@ -30,7 +30,7 @@ from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
 from weldtrain.engine.device import autocast_dtype, choose_device
 from weldtrain.metrics.detection import evaluate_detections
-from weldtrain.metrics.matching import Boxes
+from weldtrain.metrics.matching import Boxes, match
 
 SIZE = 256
 BATCH = 2
@@ -111,10 +111,11 @@ def judged(model: FasterRCNN, val: DetectionDataset, classes: list[str], device:
         truth.append((np.full(at.stop - at.start, i), index.boxes[at], val.labels_of(at), index.ignored(at)))
     image, boxes, labels, scores = map(np.concatenate, zip(*found))
     truth_image, truth_boxes, truth_labels, ignore = map(np.concatenate, zip(*truth))
+    there = Boxes(image=truth_image, boxes=truth_boxes, labels=truth_labels, ignore=ignore)
+    called = Boxes(image=image, boxes=boxes, labels=labels, scores=scores)
     metrics = evaluate_detections(
-        Boxes(image=truth_image, boxes=truth_boxes, labels=truth_labels, ignore=ignore),
-        Boxes(image=image, boxes=boxes, labels=labels, scores=scores), pictures=len(val), classes=classes,
-        max_detections=JUDGING.max_detections, false_call_score=JUDGING.false_call_score)
+        there, called, match(called, there), pictures=len(val), classes=classes, max_detections=JUDGING.max_detections,
+        false_call_score=JUDGING.false_call_score)
     return {name: metrics[name] for name in ("map_50", "map")}
 
 

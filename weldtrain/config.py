@@ -67,6 +67,8 @@ class DatasetConfig:
     strict: bool = False
     rescan: bool = False
     leak: str = key("warn", choices=("warn", "error"))
+    mm_per_pixel: float | str | None = key(None, gt=0)
+    picture_csv: str | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
 
@@ -119,6 +121,8 @@ class ModelConfig:
     trainable_layers: int | None = key(None, ge=0, le=6)
     min_size: int = key(800, ge=32)
     max_size: int = key(1333, ge=32)
+    tiles: int | str | None = key(None, ge=32, choices=("auto",))
+    tile_overlap: float = key(0.2, ge=0, le=0.5)
     window_percentiles: list[float] = key([0.1, 99.9], ge=0, le=100)
     window_levels: list[float] | None = key(None, ge=0, le=65535)
     pyramid_channels: int = key(256, ge=16)
@@ -190,9 +194,28 @@ class EvaluateConfig:
     score_thresh: float = key(0.01, ge=0, lt=1)
     max_detections: int = key(100, ge=1)
     false_call_score: float = key(0.5, ge=0, le=1)
+    tiles: int | str = key("model", ge=32, choices=("model", "auto", "none"))
+    operating_point: str = key("missed", choices=("missed", "f1", "false_calls", "cost"))
     at_most_missed: float = key(0.02, gt=0, lt=1)
     confidence: float = key(0.95, ge=0.5, lt=1)
+    false_calls_per_picture: float = key(0.1, ge=0)
+    cost_of_a_miss: float = key(10.0, gt=0)
+    choose_on: str = "val"
     size: str = key("longer_side", choices=("longer_side", "diagonal", "area_root"))
+    pod_link: str = key("logit", choices=("logit", "probit"))
+    pod_scale: str = key("log", choices=("log", "linear"))
+    slice_by: list[str] = key([])
+    bootstrap: int = key(1000, ge=0)
+
+
+@dataclass
+class PredictConfig:
+    source: str | None = None
+    batch_size: int = key(8, ge=1)
+    threshold: float | None = key(None, ge=0, le=1)
+    max_detections: int = key(100, ge=1)
+    tiles: int | str = key("auto", ge=32, choices=("model", "auto", "none"))
+    save: list[str] = key(["pictures", "json", "csv"], choices=("pictures", "json", "csv", "voc", "yolo"))
 
 
 @dataclass
@@ -225,6 +248,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
 

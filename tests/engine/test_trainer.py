@@ -229,7 +229,8 @@ def judged_as(monkeypatch, aps):
     given = iter(aps)
     empty = {"map_50": 0.0, "map_75": 0.0, "per_class_ap": {}, "per_class_ap_50": {}}
     nothing = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
-    monkeypatch.setattr(train, "evaluate", lambda *_: Judged({"map": next(given), **empty}, nothing, nothing))
+    monkeypatch.setattr(train, "evaluate", lambda *_: Judged({"map": next(given), **empty}, nothing, nothing,
+                                                            np.zeros(0, int)))
 
 
 def test_training_ends_where_patience_does_and_the_best_epochs_stay(configured, tmp_path, monkeypatch):

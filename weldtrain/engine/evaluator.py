@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,50 +14,93 @@ from weldtrain.config import EvaluateConfig
 from weldtrain.data.batch import Batch
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.loader import Loader
+from weldtrain.data.tiles import Detections, joined
 from weldtrain.engine.distributed import agreed, gathered, world
 from weldtrain.engine.fitting import memory_told
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.metrics.detection import evaluate_detections
-from weldtrain.metrics.matching import Boxes
+from weldtrain.metrics.matching import Boxes, match
+from weldtrain.metrics.operating_point import Rule, choose
 from weldtrain.models.detector import Detector
 from weldtrain.telemetry.clock import StepClock
 from weldtrain.watchdog import beat
 
 
 class Judged(NamedTuple):
-    """`metrics` are those of `evaluate_detections`; `truth` and `found`, in pixels of the files' pictures, of the first rank
-    alone, elsewhere None."""
+    """`metrics` are those of `evaluate_detections`; `truth` and `found`, in pixels of the files' pictures, and `met`, the `match`
+    of both, of the first rank alone, elsewhere None."""
 
     metrics: dict[str, Any]
     truth: Boxes | None
     found: Boxes | None
+    met: np.ndarray | None
+    pictures: int = 0
 
 
-@torch.inference_mode()
+class Seen(NamedTuple):
+    """What was found in a sample, a row of the index, in pixels of the file's picture: boxes float64 [n,4], labels int64 [n],
+    scores float64 [n]."""
+
+    row: int
+    found: Detections
+
+
 def evaluate(
     model: Detector, loader: Loader, classes: Sequence[str], cfg: EvaluateConfig, device: torch.device,
     dtype: torch.dtype | None,
 ) -> Judged:
     """Judges every picture of the loaders of all ranks. Leaves the model in the mode it was in."""
+    dataset = loader.dataset
     model.limit_detections(cfg.score_thresh, cfg.max_detections)
-    parts: list[list[dict[str, np.ndarray]]] = []  # of each batch
-    loader.set_epoch(0)
-    beat("the first batch of the evaluation")
-    with judging(model):
-        for batch in device_batches(loader, device, StepClock(device)):
-            beat("the evaluation")
-            autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-            with loader.explained(), memory_told("evaluate.batch_size", len(batch), device), autocast:
-                detections = model(batch)
-            parts.append(_in_file_pixels(batch, detections))
+    parts = list(seen(model, loader, device, dtype, "evaluate.batch_size", "the evaluation"))
     beat("the metrics")
-    of_all, dataset = _dealt(gathered(parts)), loader.dataset
+    of_all = _dealt(gathered(parts))
     if not world().first:
-        return Judged(agreed(None), None, None)
-    truth, found = _truth(dataset), _found(of_all, dataset)
-    metrics = evaluate_detections(truth, found, pictures=len(dataset), classes=classes, max_detections=cfg.max_detections,
-                                  false_call_score=cfg.false_call_score)
-    return Judged(agreed(metrics), truth, found)
+        return Judged(agreed(None), None, None, None)
+    truth, found = _truth(dataset), _found(pictures(of_all, dataset, model), dataset.pictures)
+    met = match(found, truth)
+    tiles = int(np.bincount(dataset.index.shown(dataset.rows)).max())
+    metrics = evaluate_detections(truth, found, met, pictures=len(dataset.pictures), classes=classes,
+                                  max_detections=cfg.max_detections * tiles, false_call_score=cfg.false_call_score)
+    return Judged(agreed(metrics), truth, found, met, len(dataset.pictures))
+
+
+def operating_points(judged: Judged, classes: Sequence[str], cfg: EvaluateConfig) -> dict[str, Any]:
+    """The thresholds that the rule of `cfg` chooses by what was judged, as a checkpoint keeps them: `rule`, `split`, and `points`
+    by class."""
+    points = choose(judged.found, judged.truth, judged.met, classes, judged.pictures, rule_of(cfg))
+    return {"rule": rule_of(cfg)._asdict(), "split": cfg.split, "points": points}
+
+
+def rule_of(cfg: EvaluateConfig) -> Rule:
+    """How thresholds are to be chosen."""
+    return Rule(cfg.operating_point, cfg.at_most_missed, cfg.confidence, cfg.false_calls_per_picture, cfg.cost_of_a_miss)
+
+
+@torch.inference_mode()
+def seen(
+    model: Detector, loader: Loader, device: torch.device, dtype: torch.dtype | None, size_key: str, doing: str
+) -> Iterator[list[Seen]]:
+    """What the model finds in each batch of the loader. Leaves the model in the mode it was in."""
+    loader.set_epoch(0)
+    beat(f"the first batch of {doing}")
+    with judging(model), contextlib.closing(device_batches(loader, device, StepClock(device))) as batches:
+        for batch in batches:
+            beat(doing)
+            autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+            with loader.explained(), memory_told(size_key, len(batch), device), autocast:
+                detections = model(batch)
+            yield _in_file_pixels(batch, detections, loader.dataset)
+
+
+def pictures(samples: Iterable[Seen], dataset: DetectionDataset, model: Detector) -> Iterator[Seen]:
+    """What was found in each whole picture, of which `samples` in order show one tile after the other; a row is that of the
+    index of whole pictures."""
+    index = dataset.index
+    for picture, group in itertools.groupby(samples, lambda sample: int(index.shown(sample.row))):
+        tiles = list(group)
+        windows = np.array([index.window(tile.row) for tile in tiles])
+        yield Seen(picture, joined([tile.found for tile in tiles], windows, model.roi_heads.nms_thresh))
 
 
 @contextlib.contextmanager
@@ -71,21 +114,19 @@ def judging(model: Detector) -> Iterator[None]:
         model.train(was_training)
 
 
-def _dealt(parts: list[list[list[dict[str, np.ndarray]]]]) -> list[dict[str, np.ndarray]]:
-    """Of all ranks' batches the pictures in the order in which one process would have met them."""
+def _dealt(parts: list[list[list[Seen]]]) -> list[Seen]:
+    """Of all ranks' batches the samples in the order in which one process would have met them."""
     rounds = itertools.zip_longest(*parts, fillvalue=())
-    return [picture for batches in rounds for batch in batches for picture in batch]
+    return [sample for batches in rounds for batch in batches for sample in batch]
 
 
-def _found(parts: list[dict[str, np.ndarray]], dataset: DetectionDataset) -> Boxes:
-    position = np.full(len(dataset.index), -1)
-    position[dataset.rows] = np.arange(len(dataset))
-    return Boxes(
-        image=position[np.concatenate([p["row"] for p in parts])],
-        boxes=np.concatenate([p["boxes"] for p in parts]),
-        labels=np.concatenate([p["labels"] for p in parts]),
-        scores=np.concatenate([p["scores"] for p in parts]),
-    )
+def _found(seen: Iterable[Seen], rows: np.ndarray) -> Boxes:
+    """`image` is the place in `rows`."""
+    of_pictures = list(seen)
+    parts = [picture.found for picture in of_pictures]
+    image = np.searchsorted(rows, [picture.row for picture in of_pictures])
+    boxes, labels, scores = (np.concatenate(column) for column in zip(*parts))
+    return Boxes(np.repeat(image, [len(part.labels) for part in parts]), boxes, labels, scores)
 
 
 def tagged(split: str, metrics: dict[str, Any]) -> dict[str, float | None]:
@@ -94,24 +135,24 @@ def tagged(split: str, metrics: dict[str, Any]) -> dict[str, float | None]:
     return flat | {f"{split}/ap/{name}": value for name, value in metrics["per_class_ap"].items()}
 
 
-def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]]) -> list[dict[str, np.ndarray]]:
+def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]], dataset: DetectionDataset) -> list[Seen]:
     parts = []
-    for found, row, size, original in zip(detections, batch.image_ids, batch.image_sizes, batch.original_sizes):
-        height_width = (original / size).numpy()
-        boxes = found["boxes"].float().cpu().numpy() * np.tile(height_width[::-1], 2)
-        parts.append({"row": np.full(len(boxes), int(row)), "boxes": boxes, "labels": found["labels"].cpu().numpy(),
-                      "scores": found["scores"].float().cpu().numpy()})
+    for found, row, size, original in zip(detections, batch.image_ids.tolist(), batch.image_sizes, batch.original_sizes):
+        height_width = (original / size).double().numpy()
+        boxes = found["boxes"].double().cpu().numpy() * np.tile(height_width[::-1], 2)
+        parts.append(Seen(row, Detections(boxes + np.tile(dataset.index.window(row)[:2], 2), found["labels"].cpu().numpy(),
+                                        found["scores"].double().cpu().numpy())))
     return parts
 
 
 def _truth(dataset: DetectionDataset) -> Boxes:
     """The split's boxes as they stand in the index; difficult and crowd ones count neither as found nor as missed."""
-    index = dataset.index
-    at = [index.box_rows(row) for row in dataset.rows]
+    index = dataset.index.whole
+    at = [index.box_rows(row) for row in dataset.pictures]
     rows = np.concatenate([np.arange(s.start, s.stop) for s in at])
     return Boxes(
         image=np.repeat(np.arange(len(at)), [s.stop - s.start for s in at]),
         boxes=index.boxes[rows],
-        labels=dataset.labels_of(rows),
+        labels=dataset.class_labels[index.name_ids[rows]],
         ignore=index.ignored(rows),
     )

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +23,7 @@ from weldtrain.data.loader import Loader
 from weldtrain.engine import checkpoint
 from weldtrain.engine.distributed import StopTogether, agreed, same_buffers, summed, world
 from weldtrain.engine.ema import Ema
-from weldtrain.engine.evaluator import Judged, tagged
+from weldtrain.engine.evaluator import Judged, operating_points, tagged
 from weldtrain.engine.examples import Examples
 from weldtrain.engine.fitting import memory_told
 from weldtrain.engine.losswatch import LossWatch
@@ -261,11 +262,14 @@ class Trainer:
     def _validate(self) -> dict[str, Any]:
         model = self.ema.model if self.ema else self.model
         same_buffers(model)
-        metrics, truth, found = self.judge(model)
+        judged = self.judge(model)
+        metrics = judged.metrics
         self.record.scalars(self.step, tagged("val", metrics), epoch=self.epochs_done - 1)
         if self.examples is not None and self._shown():
             self.record.picture(self.step, "val/examples", self.examples.sheet(model, self.device, self.dtype))
-            self.record.curves(self.step, "val/pr", pr_curves(found, truth, self.classes))
+            self.record.curves(self.step, "val/pr", pr_curves(judged.found, judged.truth, judged.met, self.classes))
+        if self.world.first:  # which alone writes checkpoints
+            metrics["operating_points"] = operating_points(judged, self.classes, self.cfg.evaluate)
         log.info("epoch %d: AP50 %s, AP %s", self.epochs_done, figure(metrics["map_50"]), figure(metrics["map"]))
         return metrics
 
@@ -323,6 +327,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that a run goes on from. The schedule is a function of the step, the order of pictures of epoch and batch."""
+        dataset = self.loader.dataset
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
@@ -344,6 +349,7 @@ class Trainer:
             "unlogged": self._unlogged,
             "clock": self.clock.state(self.world.size),
             "classes": self.classes,
+            "trained_px": np.median(dataset.index.whole.sizes[dataset.pictures], 0).tolist(),
             "config": asdict(self.cfg),
         }
 

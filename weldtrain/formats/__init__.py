@@ -36,7 +36,7 @@ def open_reader(dataset: DatasetConfig) -> Reader:
         reader = _READERS[dataset.format](folder, dataset)
     except DataError as error:
         raise _hinted(error, folder, dataset) from None
-    unused = _split_csv(folder)
+    unused = split_csv_of(folder)
     if unused and dataset.split_csv is None:
         notes.append(Finding(NOTE, "split-unused", unused, 0, "is not used", f"if it should be, set dataset.split_csv={unused}"))
     reader.findings[:0] = notes
@@ -57,7 +57,7 @@ def recognise(folder: Folder, dataset: DatasetConfig) -> tuple[DatasetConfig, st
     name, reason = next(iter(found.items()))
     others = [f"{other} ({what}): dataset={other}" for other, what in found.items() if other != name
               and (name, other) != ("welding_v2", "voc")]
-    given = {"split_csv": dataset.split_csv or _split_csv(folder) or None}
+    given = {"split_csv": dataset.split_csv or split_csv_of(folder) or None}
     folders = {k: getattr(dataset, k) or folder.has_folder(_ARTICLE[k]) for k in ("images", "annotations")}
     if name == "welding_v2" and all(folders.values()):
         given |= folders
@@ -70,7 +70,7 @@ def recognise(folder: Folder, dataset: DatasetConfig) -> tuple[DatasetConfig, st
 def _formats(folder: Folder, dataset: DatasetConfig) -> dict[str, str]:
     """Every format that a folder may be in, the likeliest first, and what speaks for it."""
     found: dict[str, str] = {}
-    xml, split_csv = _named_as_pictures(folder, ".xml"), _split_csv(folder)
+    xml, split_csv = _named_as_pictures(folder, ".xml"), split_csv_of(folder)
     if xml and split_csv:
         found["welding_v2"] = f"{len(xml)} .xml files and {split_csv}"
     described, content = yolo.find_yaml(folder, dataset.annotations)
@@ -124,7 +124,7 @@ def _labels(folder: Folder) -> str:
     return ""
 
 
-def _split_csv(folder: Folder) -> str:
+def split_csv_of(folder: Folder) -> str:
     """The file of splits: of the article's name, or the only CSV of the root with the columns image_id and split and no boxes."""
     places = folder.places(_ARTICLE["split_csv"])
     if named := next((n for n in folder.names if n.lower() in map(str.lower, places)), ""):

@@ -256,7 +256,7 @@ def make_splits(
     Pictures for whose path the regular expression `group` matches the same text stay together; with `auto`, frames of
     one film and copies of one picture, as names tell.
     """
-    keys = [_group_key(image, group) for image in images]
+    keys = [group_key(image, group) for image in images]
     order = {key: i for i, key in enumerate(sorted(set(keys), key=lambda k: hashlib.blake2b(f"{seed}\0{k}".encode(
         "utf-8", "surrogateescape"), digest_size=8).digest()))}
     member = np.array([order[k] for k in keys])
@@ -289,7 +289,8 @@ def make_splits(
     return [names[s] for s in chosen[member]]
 
 
-def _group_key(image: str, group: str | None) -> str:
+def group_key(image: str, group: str | None) -> str:
+    """What tells the group of a picture, by dataset.split.group; the picture itself where it is in none."""
     if group == "auto":
         return source_of(image)
     match = re.search(group, image) if group else None

@@ -14,8 +14,8 @@ from weldtrain.formats.listed import Listed
 from weldtrain.formats.record import DIFFICULT, ERROR, ONE_SPLIT, Finding
 from weldtrain.formats.splits import read_table, split_name, split_of_path
 
-_IMAGE = ("image", "filename", "file_name", "file", "image_path", "path", "filepath", "image_name", "image_id", "imageid", "img",
-          "img_path", "id")
+IMAGE_COLUMNS = ("image", "filename", "file_name", "file", "image_path", "path", "filepath", "image_name", "image_id",
+                 "imageid", "img", "img_path", "id")
 _CLASS = ("class", "label", "class_name", "label_name", "category", "labelname", "defect", "type", "name", "target")
 _CORNERS = tuple(zip(*(names.split() for names in (
     "x1 xmin x_min left bbox_x1 xtl", "y1 ymin y_min top bbox_y1 ytl", "x2 xmax x_max right bbox_x2 xbr",
@@ -112,7 +112,7 @@ def _columns(table: pd.DataFrame, folder: Folder, name: str) -> tuple[str, tuple
     columns = list(table.columns)
     if len(set(columns)) != len(columns):
         raise DataError("two columns have one name", folder.path(name), "name each column once")
-    image = next((c for c in _IMAGE if c in columns), None)
+    image = next((c for c in IMAGE_COLUMNS if c in columns), None)
     label = next((c for c in _CLASS if c in columns and c != image), None)
     corners = next((c for c in _CORNERS if set(c) <= set(columns)), None)
     extents = next((c for c in _EXTENTS if set(c) <= set(columns)), None)

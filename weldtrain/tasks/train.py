@@ -102,7 +102,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     record.summary |= {**result, "train_s": record.elapsed_s} | ({"status": PRUNED} if trainer.pruned else {})
 
     if place.first:
-        ap_table(f"epoch {result['best_epoch'] + 1} on {len(data.val)} pictures of split '{cfg.evaluate.split}'", result)
+        ap_table(f"epoch {result['best_epoch'] + 1} on {len(data.val.pictures)} pictures of split '{cfg.evaluate.split}'", result)
     log.info("%.0f s, %.1f images/s, %.1f %% of it waiting for data", record.summary["train_s"], result["images_per_s"],
              result["data_wait_pct"])
     log.info("checkpoint: %s\nsummary:    %s", shlex.quote(result["checkpoint"]), shlex.quote(str(record.dir / "summary.json")))
@@ -139,7 +139,10 @@ def _data(cfg: Config) -> _Data:
     log.info("labels: %s", ", ".join(f"{label} {name}" for label, name in enumerate(classes, 1)))
     for split in ("train", cfg.evaluate.split):
         log.info("%s: %s", split, index.describe(split))
-    for line in summary([*label_findings(index, cfg), *survival_findings(survival(index, cfg.model), cfg.model)]):
+    if cfg.model.tiles is not None:
+        log.info("model.tiles=%s: %d tiles of %d training pictures, %d of them with defects", cfg.model.tiles, len(train_set),
+                 len(train_set.pictures), len(train_set.defective))
+    for line in summary([*label_findings(index, cfg), *survival_findings(survival(train_set.index, cfg.model), cfg.model)]):
         log.warning(line)
     return _Data(index, classes, train_set, val_set)
 
@@ -162,7 +165,7 @@ def _loaders(cfg: Config, data: _Data, device: torch.device) -> tuple[Loader, Lo
     if cfg.trainer.max_steps is not None:
         epochs = min(epochs, -(-cfg.trainer.max_steps * cfg.trainer.accumulate // loader.order.rounds))
     data.train.cache, why = in_turn(lambda: open_cache(
-        cfg.loader, data.index, data.train.sizes, data.train.window, cfg.cache_dir,
+        cfg.loader, data.train.index, data.train.sizes, data.train.window, cfg.cache_dir,
         rows=np.concatenate([data.train.rows, data.val.rows]), passes=epochs, workers=loader.plan.num_workers,
         decoded=data.train.decoded,
     ))

@@ -74,3 +74,44 @@ def parallel_axes(names: Sequence[str], runs: Sequence[Sequence[Any]]) -> dict[s
                      "ticks": [{"y": y[v], "text": short(v) if isinstance(v, float) else v} for v in shown]})
     lines = [" ".join(f"{axis['x']},{column[i]}" for axis, column in zip(axes, at)) for i in range(len(runs))]
     return {"axes": axes, "lines": lines, "width": round(160 + apart * max(len(names) - 1, 1))}
+
+
+_XY_LEFT, _XY_RIGHT, _XY_TOP, _XY_BOTTOM = 34, 314, 10, 176
+
+
+def xy_chart(
+    lines: Sequence[tuple[str, Sequence[float], Sequence[float]]], marks: Sequence[tuple[float, float, str]],
+    x_range: tuple[float, float], y_range: tuple[float, float], *, x_name: str, y_name: str, log: bool = False,
+    bars: Sequence[tuple[float, float, float]] = (),
+) -> dict[str, Any]:
+    """Lines (kind, x, y), marked points (x, y, text) and upright bars (x, low, high) in a drawing of 320 by 210."""
+    scale = math.log if log else float
+    (x_low, x_high), (y_low, y_high) = map(scale, x_range), y_range
+
+    def x(value: float) -> float:
+        return round(_XY_LEFT + (_XY_RIGHT - _XY_LEFT) * (scale(value) - x_low) / ((x_high - x_low) or 1), 1)
+
+    def y(value: float) -> float:
+        return round(_XY_BOTTOM - (_XY_BOTTOM - _XY_TOP) * (value - y_low) / ((y_high - y_low) or 1), 1)
+
+    return {
+        "lines": [{"kind": kind, "points": " ".join(f"{x(a)},{y(b)}" for a, b in zip(xs, ys))} for kind, xs, ys in lines],
+        "marks": [{"x": x(a), "y": y(b), "text": text, "title": f"{text}: {short(a)}", "end": x(a) > 240}
+                  for a, b, text in marks],
+        "bars": [{"x": x(a), "low": y(low), "high": y(high)} for a, low, high in bars],
+        "x_ticks": [{"x": x(t), "text": short(t)} for t in _ticks(x_range, log)],
+        "y_ticks": [{"y": y(t), "text": short(t)} for t in _ticks(y_range, False)], "x_name": x_name, "y_name": y_name,
+    }
+
+
+def _ticks(ends: tuple[float, float], log: bool) -> list[float]:
+    """Round numbers between both ends: on a logarithmic scale 1, 2 and 5 of each power of ten, or where those are many the
+    powers alone."""
+    low, high = ends
+    if log:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+        return found if len(found) <= 8 else [t for t in found if math.isclose(math.log10(t) % 1, 0, abs_tol=1e-9)]
+    span = (high - low) or 1
+    step = next(s * 10.0**p for p in range(-9, 12) for s in (1, 2, 2.5, 5) if span / (s * 10.0**p) <= 5)
+    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -1,0 +1,111 @@
+"""report.html of an evaluation: what is missed, at how many false calls, from which size on, and how sure that is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weldtrain.metrics.operating_point import Rule, verified
+from weldtrain.metrics.pod import Pod
+from weldtrain.telemetry import report
+from weldtrain.telemetry.charts import short, xy_chart
+
+_POINTS = 120  # of a drawn curve
+
+
+def write(
+    path: str | os.PathLike[str], told: Mapping[str, Any], metrics: Mapping[str, Any], pods: Mapping[str, Pod],
+    curves: Mapping[str, Mapping[str, np.ndarray]], gallery: Mapping[str, Sequence[Mapping[str, Any]]],
+    made_of: Mapping[str, str], *, split: str, pictures: int, confidence: float,
+) -> None:
+    """`told` is the summary's `inspection`, `metrics` those of `evaluate_detections`; `pods` and `curves`, of `pr_curves`, by
+    class; `gallery` lists of `image class text path`."""
+    report.render(
+        "evaluate.html", path, title=f"What escapes: {split}", split=split, pictures=pictures, told=told, metrics=metrics,
+        gallery=gallery, made_of=made_of, bound=f"{confidence:.0%}", rule=Rule(**told["rule"]).told(),
+        verdict=_verdict(told, split, confidence), promises=_promises(told, confidence),
+        pod_charts={name: _pod_chart(pod, told["unit"]) for name, pod in pods.items()},
+        pr_charts={name: _pr_chart(curve, told["classes"][name]["threshold"]) for name, curve in curves.items()
+                   if name in told["classes"]},
+        calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, sized=sized,
+        names=[*made_of["classes"].split(", "), "background"],
+    )
+
+
+def sized(value: float) -> str:
+    """A size in its unit, three digits."""
+    return short(value)
+
+
+def percent(share: float | None) -> str:
+    """One decimal, or n/a."""
+    return "n/a" if share is None else f"{share:.1%}"
+
+
+def between(bounds: Sequence[float] | None, as_percent: bool = False) -> str:
+    """An interval in brackets after its figure; "" where there is none."""
+    return "" if bounds is None else " (" + " to ".join(percent(b) if as_percent else short(b) for b in bounds) + ")"
+
+
+def _verdict(told: Mapping[str, Any], split: str, confidence: float) -> str:
+    of_all = told["all"]
+    if not of_all["defects"]:
+        return f"Split {split} shows no defect: nothing can be missed in it."
+    return (f"{of_all['missed']} of {of_all['defects']} defects missed ({percent(of_all['missed_share'])}; with "
+            f"{confidence:.0%} confidence at most {percent(of_all['missed_at_most'])}), at "
+            f"{of_all['false_calls_per_picture']:.2f} false calls per picture.")
+
+
+def _promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str, str]]:
+    """By class whether what was promised holds here: a word to colour by, and the sentence."""
+    rule, in_sample = Rule(**told["rule"]), told["chosen_on"] == told["split"]
+    said = {}
+    for name, c in told["classes"].items():
+        if c["why"]:
+            said[name] = "dropped", c["why"]
+        elif rule.by != "missed":
+            continue
+        elif in_sample:
+            said[name] = "soft", "promised by this split; another one has to verify it"
+        else:
+            found = verified(c["missed"], c["defects"], rule.at_most_missed, confidence)
+            said[name] = {
+                "holds": ("usable", f"holds here as well: with {confidence:.0%} confidence no more than "
+                                    f"{rule.at_most_missed:.1%} are missed"),
+                "open": ("soft", f"not contradicted here, and too few defects to verify it: {c['missed']} of {c['defects']} "
+                                 "missed"),
+                "broken": ("error", f"broken here: {c['missed']} of {c['defects']} missed. Are these pictures from where the "
+                                    "others came from?"),
+            }[found]
+    return said
+
+
+def _pod_chart(pod: Pod, unit: str) -> dict[str, Any]:
+    low, high = pod.size_of(0.01), pod.size_of(0.995)
+    if pod.scale == "log":
+        sizes = np.geomspace(low, high, _POINTS)
+    else:
+        sizes = np.linspace(max(low, 0.0), high, _POINTS)
+    marks = [(pod.a50, 0.5, "a50"), (pod.a90, 0.9, "a90")]
+    if np.isfinite(pod.a90_95) and pod.a90_95 <= high:
+        marks.append((pod.a90_95, 0.9, "a90/95"))
+    return xy_chart([("curve", sizes, pod.curve(sizes)), ("bound", sizes, pod.lower(sizes))], marks, (low, high), (0, 1),
+                    log=pod.scale == "log", x_name=f"size, {unit}", y_name="POD")
+
+
+def _pr_chart(curve: Mapping[str, np.ndarray], threshold: float) -> dict[str, Any]:
+    sure = curve["tp"] + curve["fp"] > 0
+    at = int(np.argmin(np.abs(np.linspace(0, 1, len(curve["tp"])) - threshold)))
+    marks = [(float(curve["recall"][at]), float(curve["precision"][at]), f"at {threshold:.2f}")] if sure[at] else []
+    return xy_chart([("curve", curve["recall"][sure], curve["precision"][sure])], marks, (0, 1), (0, 1), x_name="recall",
+                    y_name="precision")
+
+
+def _calibration_chart(bins: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    scores = np.array([b["mean_score"] for b in bins])
+    lines = [("bound", np.array([0.0, 1.0]), np.array([0.0, 1.0])), ("curve", scores, np.array([b["precision"] for b in bins]))]
+    bars = [(b["mean_score"], b["precision_low"], b["precision_high"]) for b in bins]
+    return xy_chart(lines, [], (0, 1), (0, 1), x_name="score", y_name="right", bars=bars)
