@@ -24,7 +24,7 @@ def composed(*overrides):
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_file_in_conf_composes(group, choice):
     own = [] if (group, choice) == ("dataset", "synthetic") else ["dataset=welding_v2", "dataset.root=/data"]
-    composed(f"{group}={choice}", "checkpoint=x.pt", "runs=x", "run=x", *own)
+    composed(f"{group}={choice}", "checkpoint=x.pt", "runs=x", "run=x", "predict.source=x", *own)
 
 
 @pytest.mark.parametrize("experiment", ["quickstart", "welding_v2", "debug"])

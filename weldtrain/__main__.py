@@ -84,7 +84,8 @@ def main(quiet: bool = False) -> None:
             print(f"weldtrain: {key} is given more than once; the last counts", file=sys.stderr)
         sweeping = any(a in ("-m", "--multirun") for a in sys.argv[1:])
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        if ranks > 1 and (sweeping or named(overrides).get("task") in ("check", "doctor", "compare", "replay")):
+        if ranks > 1 and (sweeping or named(overrides).get("task") in (
+                "check", "doctor", "compare", "replay", "predict")):
             raise ConfigError("does not work under torchrun", "-m" if sweeping else "task", "start it alone")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # after a failure torchrun starts the same command again
             overrides = [*without(overrides, "resume"), "resume=auto"]
@@ -102,7 +103,7 @@ def main(quiet: bool = False) -> None:
                 overrides.append("hydra.output_subdir=null")  # written by the first
         config.register(stamp)
         given = named(overrides)
-        if not given.keys() & {"experiment", "dataset"} and given.get("task") != "compare":
+        if not given.keys() & {"experiment", "dataset"} and given.get("task") not in ("compare", "predict"):
             # A folder is recognised; without one a first run needs no arguments and no GPU.
             overrides.append("dataset=auto" if "dataset.root" in given else "experiment=quickstart")
         if sweeping:

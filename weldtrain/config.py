@@ -67,7 +67,7 @@ class DatasetConfig:
     strict: bool = False
     rescan: bool = False
     leak: str = key("warn", choices=("warn", "error"))
-    mm_per_pixel: float | str | None = key(None, gt=0)
+    mm_per_pixel: int | float | str | None = key(None, gt=0)
     picture_csv: str | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
 
@@ -259,11 +259,12 @@ ELSEWHERE = {
     "imgsz": "model.min_size", "image_size": "model.min_size", "amp": "trainer.precision", "data": "dataset.root",
     "dataset.path": "dataset.root", "max_iter": "trainer.max_steps", "warmup_steps": "scheduler.warmup",
     "dataset.ann_dir": "dataset.annotations", "dataset.data_dir": "dataset.root", "dataset.val_split": "dataset.split.val",
-    "seed_everything": "seed", "conf": "evaluate.score_thresh",
+    "seed_everything": "seed", "conf": "predict.threshold", "source": "predict.source",
+    "images_dir": "predict.source", "predict.conf": "predict.threshold",
 }
-PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "run", "dataset.root")
+PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "run", "dataset.root", "predict.source")
 AUTO = "auto"  # of `resume`: the newest run there is
-TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group")
+TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group", "dataset.picture_csv")
 
 
 def run_stamp() -> str:

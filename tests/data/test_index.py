@@ -106,10 +106,10 @@ def test_a_damaged_index_is_rebuilt(own, damage):
 
 def test_parallel_building_gives_the_same(own, monkeypatch):
     _, cfg, _ = own
-    header, arrays = build(cfg)
+    header, arrays = build(open_reader(cfg))
     monkeypatch.setattr(index_module, "_PARALLEL_FROM", 1)
     monkeypatch.setattr(index_module, "_CHUNK", 3)
-    other_header, other = build(cfg)
+    other_header, other = build(open_reader(cfg))
     assert header == other_header and all(np.array_equal(arrays[k], other[k]) for k in arrays)
 
 
@@ -289,11 +289,11 @@ def test_bad_pictures_are_skipped_counted_and_the_rest_is_the_same_however_it_is
     left_out = [f for f in index.findings if f.kind == "picture-bad"]
     assert [f.file for f in left_out] == sorted(f"images/{name}" for name in [*broken, "torn.png"])
     assert all(f.level == DROPPED and f.text.endswith(": left out") for f in left_out)
-    header, arrays = build(cfg)
+    header, arrays = build(open_reader(cfg))
     for limit in ("_PARALLEL_FROM", "_PARALLEL_DECODING_FROM"):
         monkeypatch.setattr(index_module, limit, 1)
     monkeypatch.setattr(index_module, "_CHUNK", 3)
-    other_header, other = build(cfg)
+    other_header, other = build(open_reader(cfg))
     assert header == other_header and all(np.array_equal(arrays[k], other[k]) for k in arrays)
 
 

@@ -67,9 +67,10 @@ class Batch:
     original_sizes int64 [B,2] height, width in px of the files' pictures; seeds int64 [B] for what the model draws at random
     for a picture. A picture without defects has no rows in `boxes`.
 
-    `image_sizes`, `image_ids`, `original_sizes`, `seeds`, `box_counts` and `ignored_counts` (of each picture's last boxes)
-    stay on the host: the detector needs them as Python numbers, and asking the device for them would make it wait. `work_s`
-    float [B,6] are the seconds that the loader spent on each picture, by STAGES.
+    `image_sizes`, `image_ids`, `original_sizes`, `seeds`, `unread` bool [B] (pictures that could not be decoded, all black),
+    `box_counts` and `ignored_counts` (of each picture's last boxes) stay on the host: the detector needs them as Python
+    numbers, and asking the device for them would make it wait. `work_s` float [B,6] are the seconds that the loader spent on
+    each picture, by STAGES.
     """
 
     memory: torch.Tensor  # uint8, flat: images, boxes, batch_index, labels, each beginning at a multiple of _ALIGN
@@ -118,6 +119,10 @@ class Batch:
     @functools.cached_property
     def seeds(self) -> torch.Tensor:
         return torch.from_numpy(self.host["seeds"])
+
+    @property
+    def unread(self) -> np.ndarray:
+        return self.host["unread"]
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory, from which the device copies by itself. DataLoader calls this."""
@@ -194,7 +199,8 @@ def blank(
     batch = Batch(
         memory=memory,
         shape=shape,
-        host={"image_sizes": image_sizes, "image_ids": image_ids, "original_sizes": original_sizes, "seeds": seeds},
+        host={"image_sizes": image_sizes, "image_ids": image_ids, "original_sizes": original_sizes, "seeds": seeds,
+              "unread": np.zeros(len(image_sizes), bool)},
         box_counts=tuple(np.bincount(index, minlength=len(image_sizes)).tolist()),
         ignored_counts=tuple(np.bincount(index[labels == IGNORED], minlength=len(image_sizes)).tolist()),
         work_s=np.zeros((len(image_sizes), len(STAGES))),

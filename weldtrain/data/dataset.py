@@ -25,6 +25,7 @@ from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.sampler import Key
 from weldtrain.data.tiles import Lately, tiled
+from weldtrain.errors import PictureError
 
 
 class Draft(NamedTuple):
@@ -48,16 +49,18 @@ class DetectionDataset(Dataset):
         *,
         augment: AugmentConfig | None = None,
         seed: int = 0,
+        spare: bool = False,
     ) -> None:
         """At the size, in the tiles and through the window of grey levels that `model` asks for.
 
+        With `spare` a picture that cannot be decoded is black and marked as `unread` in its batch, instead of an error.
         Raises DataError for an empty split and for a class in the data that is not in `classes`.
         """
         self.index = index = tiled(index, model)
         self.rows = index.rows(split)
         self.window = Window.of(model)
         self.sizes = images.target_sizes(index.sizes, model.min_size, model.max_size)
-        self.augment, self.seed = augment, seed
+        self.augment, self.seed, self.spare = augment, seed, spare
         self.defective = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
         self.cache: PictureCache | None = None
         self.class_labels = index.labels(classes)
@@ -124,6 +127,10 @@ class DetectionDataset(Dataset):
             laps("augment")
             paint(pictures, recipe, out)
         except Exception as error:
+            if self.spare and isinstance(error, PictureError):
+                out[:] = 0
+                draft.batch.unread[i] = True
+                return
             error.samples = self.named([draft.keys[i]])
             raise
         finally:

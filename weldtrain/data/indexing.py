@@ -66,7 +66,7 @@ def open_index(dataset: DatasetConfig, cache_dir: str | Path, *, refuse: bool = 
     except (ValueError, KeyError, TypeError, OSError) as e:
         log.warning("index %s is damaged (%s): built anew", file, e)
     if index is None or index.stamp != current or dataset.rescan:
-        write_index(file, *build(dataset, current))
+        write_index(file, *build(open_reader(dataset), current))
         index = AnnotationIndex(file)
     if refuse:
         _refuse(index, dataset.strict)
@@ -113,14 +113,13 @@ def synthetic_root(cfg: SyntheticConfig, cache_dir: str | Path) -> Path:
     return folder
 
 
-def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[str, np.ndarray]]:
+def build(reader: Reader, stamp_before: str = "") -> tuple[dict, dict[str, np.ndarray]]:
     """Reads every annotation and picture header; returns the header and the arrays of an index.
 
     With dataset.bad_images=skip every picture is also decoded once, and those that fail are left out: deciding it
     here keeps the number of batches, and every rank's share, the same whatever is broken.
     """
-    reader = open_reader(dataset)
-    n = len(reader.images)
+    dataset, n = reader.dataset, len(reader.images)
     decode = dataset.bad_images == "skip"
     if n >= (_PARALLEL_DECODING_FROM if decode else _PARALLEL_FROM) and usable_cores() > 1:
         parts = _flatten_in_parallel(reader, "reading every picture" if decode else "reading annotations")
@@ -164,7 +163,7 @@ def build(dataset: DatasetConfig, stamp_before: str = "") -> tuple[dict, dict[st
         "flags": np.concatenate([p["flags"] for p in parts]),
         "lines": np.concatenate([p["lines"] for p in parts]),
     }
-    header = {"root": str(dataset.root), "stamp": stamp_before, "format": reader.dataset.format, "names": names,
+    header = {"root": str(dataset.root), "stamp": stamp_before, "format": dataset.format, "names": names,
               "splits": splits, "classes": reader.classes, "findings": findings + more}
     return header, arrays
 

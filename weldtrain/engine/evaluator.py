@@ -38,11 +38,10 @@ class Judged(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What was found in a sample, a row of the index, in pixels of the file's picture: boxes float64 [n,4], labels int64 [n],
-    scores float64 [n]."""
+    """What was found in a sample, a row of the index, in pixels of the file's picture; None where that could not be read."""
 
     row: int
-    found: Detections
+    found: Detections | None
 
 
 def evaluate(
@@ -100,7 +99,8 @@ def pictures(samples: Iterable[Seen], dataset: DetectionDataset, model: Detector
     for picture, group in itertools.groupby(samples, lambda sample: int(index.shown(sample.row))):
         tiles = list(group)
         windows = np.array([index.window(tile.row) for tile in tiles])
-        yield Seen(picture, joined([tile.found for tile in tiles], windows, model.roi_heads.nms_thresh))
+        unread = any(tile.found is None for tile in tiles)
+        yield Seen(picture, None if unread else joined([tile.found for tile in tiles], windows, model.roi_heads.nms_thresh))
 
 
 @contextlib.contextmanager
@@ -137,7 +137,11 @@ def tagged(split: str, metrics: dict[str, Any]) -> dict[str, float | None]:
 
 def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]], dataset: DetectionDataset) -> list[Seen]:
     parts = []
-    for found, row, size, original in zip(detections, batch.image_ids.tolist(), batch.image_sizes, batch.original_sizes):
+    columns = batch.image_ids.tolist(), batch.image_sizes, batch.original_sizes, batch.unread
+    for found, row, size, original, unread in zip(detections, *columns):
+        if unread:
+            parts.append(Seen(row, None))
+            continue
         height_width = (original / size).double().numpy()
         boxes = found["boxes"].double().cpu().numpy() * np.tile(height_width[::-1], 2)
         parts.append(Seen(row, Detections(boxes + np.tile(dataset.index.window(row)[:2], 2), found["labels"].cpu().numpy(),

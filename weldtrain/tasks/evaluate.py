@@ -212,8 +212,9 @@ def _made_of(cfg: Config, trained: Trained, index: AnnotationIndex) -> dict[str,
     saved = trained.state["config"]
     return {
         "checkpoint": str(trained.path), "its SHA-256": digest,
-        "model": f"{trained.cfg.backbone}, min_size {trained.cfg.min_size}, max_size {trained.cfg.max_size}, tiles "
-                 f"{trained.cfg.tiles}, after {trained.epoch + 1} epochs, {trained.state['step']} steps",
+        "model": f"{trained.cfg.backbone}, min_size {trained.cfg.min_size}, max_size {trained.cfg.max_size}, trained on "
+                 + (f"tiles ({trained.cfg.tiles})" if trained.cfg.tiles else "whole pictures")
+                 + f" in {trained.epoch + 1} epochs, {trained.state['step']} steps",
         "trained on": f"{saved['dataset']['root'] or saved['dataset']['format']}, seed {saved['seed']}",
         "classes": ", ".join(trained.classes),
         "judged on": f"{index.root} (state {index.stamp})", "split": index.describe(cfg.evaluate.split),

@@ -69,7 +69,7 @@ def _promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str
         elif rule.by != "missed":
             continue
         elif in_sample:
-            said[name] = "soft", "promised by this split; another one has to verify it"
+            said[name] = "soft", "promised by this split"
         else:
             found = verified(c["missed"], c["defects"], rule.at_most_missed, confidence)
             said[name] = {

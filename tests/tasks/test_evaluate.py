@@ -1,0 +1,162 @@
+"""task=evaluate: thresholds that one split chose are judged on another, kept, and told in a report that needs no network."""
+
+import json
+import re
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.indexing import open_index
+from weldtrain.engine import checkpoint
+from weldtrain.engine.evaluator import Judged
+from weldtrain.errors import ConfigError, DataError
+from weldtrain.metrics.detection import evaluate_detections
+from weldtrain.metrics.matching import Boxes, match
+from weldtrain.tasks import evaluate
+from weldtrain.telemetry.record import RunRecord
+
+
+@pytest.fixture
+def judged(configured, guessing, tmp_path):
+    """`judged("evaluate.split=train")`: the record of an evaluation."""
+    def run(*overrides, place="run", model=None):
+        cfg = configured("task=evaluate", f"checkpoint={model or guessing()}", "evaluate.bootstrap=50", *overrides)
+        with RunRecord(tmp_path / place, asdict(cfg)) as record:
+            evaluate.run(cfg, record)
+        return record
+
+    return run
+
+
+@pytest.fixture
+def perfect(monkeypatch):
+    """The detector finds exactly what is there, each with a score of 0.9, and nothing else."""
+    def as_it_is(model, loader, classes, cfg, device, dtype):
+        dataset: DetectionDataset = loader.dataset
+        index = dataset.index
+        rows = np.concatenate([np.arange(index.box_rows(row).start, index.box_rows(row).stop) for row in dataset.rows])
+        image = np.repeat(np.arange(len(dataset)), np.diff(index.box_offsets)[dataset.rows])
+        truth = Boxes(image, index.boxes[rows], dataset.labels_of(rows))
+        found = Boxes(image, index.boxes[rows], dataset.labels_of(rows), np.full(len(rows), 0.9))
+        met = match(found, truth)
+        metrics = evaluate_detections(truth, found, met, pictures=len(dataset), classes=classes)
+        return Judged(metrics, truth, found, met, len(dataset))
+
+    monkeypatch.setattr(evaluate, "evaluate", as_it_is)
+
+
+def test_perfect_predictions_are_perfect_in_every_figure(judged, perfect):
+    record = judged("evaluate.split=train")
+    assert record.summary["map"] == 1.0
+    told = json.loads((record.dir / "summary.json").read_text())["inspection"]
+    assert (told["all"]["missed"], told["all"]["false_calls_per_picture"], told["chosen_on"]) == (0, 0.0, "val")
+    assert told["classes"] and all(c["missed"] == 0 and c["a90"] is None and c["no_pod"] for c in told["classes"].values())
+    assert told["intervals"]["map"] == [1.0, 1.0] and all(r["ap_50"] == 1.0 for r in told["by_size"])
+    matrix = np.array(told["confusion"])
+    assert (matrix == np.diag(np.diag(matrix))).all() and matrix.sum() == told["all"]["defects"] > 0
+    assert told["calibration_error"] == pytest.approx(0.1)
+
+
+def test_thresholds_are_chosen_on_one_split_kept_and_verified_on_another(judged, guessing, tmp_path):
+    model = guessing()
+    first = judged("evaluate.split=train", "evaluate.operating_point=f1", model=model)
+    told = first.summary["inspection"]
+    assert told["chosen_on"] == "val" and told["rule"]["by"] == "f1"
+    kept = checkpoint.load(first.checkpoints / evaluate.JUDGED)
+    assert {name: p["threshold"] for name, p in kept["metrics"]["operating_points"]["points"].items()}.items() >= {
+        name: c["threshold"] for name, c in told["classes"].items()}.items()
+    model = first.checkpoints / evaluate.JUDGED
+    again = judged("evaluate.split=train", "evaluate.operating_point=f1", model=model, place="again")
+    assert again.summary["inspection"] == told and again.summary["map"] == first.summary["map"]
+    assert not (again.checkpoints / evaluate.JUDGED).exists()  # nothing new
+    other = judged("evaluate.operating_point=cost", model=model, place="other")
+    assert other.summary["inspection"]["rule"]["by"] == "cost" and (other.checkpoints / evaluate.JUDGED).exists()
+    assert "another one has to verify them" in (other.dir / "report.html").read_text()
+
+
+def test_the_report_holds_all_it_shows(judged):
+    html = (judged("evaluate.split=train", "dataset.split.group=null").dir / "report.html").read_text()
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", html) and "<script" not in html
+    assert "<svg" in html and "data:image/jpeg" in html and "claim compliance with no code" in html
+    for part in ("By class", "Which sizes are found", "Precision and recall", "What is taken for what", "Where it is weak",
+                 "Are its scores probabilities?", "The worst misses", "What was judged", "SHA-256"):
+        assert part in html, part
+    assert "Undefined" not in html and "None" not in html and not re.search(r"\bnan\b", html)
+
+
+@pytest.fixture
+def sheet(configured, cache, tmp_path, monkeypatch):
+    """Writes a CSV of pictures beside the welds, or rather a copy of them; returns the overrides."""
+    import shutil
+
+    def make(text, **columns):
+        cfg = configured()
+        root = tmp_path / "copy"
+        if not root.exists():
+            shutil.copytree(cfg.dataset.root, root)
+        index = open_index(cfg.dataset, cache)
+        lines = [text.format(image=index.path(row).rpartition("/")[2], n=row) for row in range(len(index))]
+        (root / "films.csv").write_text("\n".join([",".join(["image", *columns]), *lines, ""]))
+        return [f"dataset.root={root}", "dataset.picture_csv=films.csv"]
+
+    return make
+
+
+def test_sizes_in_millimetres_are_those_in_pixels_times_their_size(judged, guessing, sheet):
+    model = guessing()
+    pixels = judged(model=model).summary["inspection"]["by_size"]
+    for k, overrides in enumerate((["dataset.mm_per_pixel=0.5"], [*sheet("{image},0.5", MM=1), "dataset.mm_per_pixel=mm"])):
+        told = judged(*overrides, model=model, place=f"mm{k}").summary["inspection"]
+        assert told["unit"] == "mm" and [(2 * r["low"], 2 * r["high"], r["missed"], r["ap_50"])
+                                         for r in told["by_size"]] == [
+            (r["low"], r["high"], r["missed"], r["ap_50"]) for r in pixels]
+
+
+def test_slices_by_the_users_columns(judged, sheet):
+    told = judged(*sheet("{image},film {n},x", film=1, welder=1), "evaluate.slice_by=[Film,welder]").summary["inspection"]
+    films, welders = told["by_column"]["Film"], told["by_column"]["welder"]
+    assert len(films) == 4 and welders["x"]["pictures"] == 4
+    assert sum(f["defects"] for f in films.values()) == welders["x"]["defects"] == told["all"]["defects"]
+
+
+@pytest.mark.parametrize(("line", "ask", "error", "said"), [
+    ("{image},0", "dataset.mm_per_pixel=mm", DataError, "'0' for .* is no number of millimetres"),
+    ("{image},wide", "dataset.mm_per_pixel=mm", DataError, "'wide' for"),
+    ("{image},1", "dataset.mm_per_pixel=mmm", ConfigError, "did you mean 'mm'"),
+    ("lost{n}.jpg,1", "dataset.mm_per_pixel=mm", DataError, "has no line for .* and 3 other pictures"),
+    ("{image},1\n{image},2", "dataset.mm_per_pixel=mm", DataError, "has mm 2 here and 1 on line 2"),
+    ("{image},1", "evaluate.slice_by=[welder]", ConfigError, r"evaluate\.slice_by"),
+    ("{image},1", "dataset.mm_per_pixel=-1", ConfigError, "out of range")])
+def test_what_a_sheet_lacks_is_said(judged, sheet, line, ask, error, said):
+    with pytest.raises(error, match=said):
+        judged(*sheet(line, mm=1), ask)
+
+
+def test_without_a_sheet_a_column_is_asked_for_by_its_key(judged, configured, welds):
+    with pytest.raises(ConfigError, match=r"dataset.mm_per_pixel: .*train_val_test_split.csv has no column 'film'"):
+        judged("dataset.mm_per_pixel=film")
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["no defect at all", "one class absent"])
+def test_what_cannot_be_said_is_not_made_up(judged, configured, tmp_path, clean):
+    """Row 56: a split without defects, or without one class."""
+    import shutil
+    root = tmp_path / "copy"
+    shutil.copytree(configured().dataset.root, root)
+    for file in (root / "annotations").iterdir():
+        file.write_text(re.sub(r"<object>.*?</object>", lambda m: "" if clean or "<name>slag" in m[0] else m[0],
+                               file.read_text(), flags=re.DOTALL))
+    record = judged(f"dataset.root={root}")
+    told = json.loads((record.dir / "summary.json").read_text())
+    assert (told["map"] is None) == clean and told["per_class_ap"]["slag"] is None
+    assert "slag" not in told["inspection"]["classes"]
+    assert told["inspection"]["clean_pictures"]["false_calls_per_picture"] is not None or not clean
+    html = (record.dir / "report.html").read_text()
+    assert ("shows no defect" in html) == clean and not re.search(r">-1<|\bnan\b|None", html)
+
+
+def test_an_unknown_split_to_choose_on_is_named(judged):
+    with pytest.raises(DataError, match="no picture in split 'other'"):
+        judged("evaluate.split=train", "evaluate.choose_on=other")
