@@ -190,3 +190,15 @@ def test_which_pictures_show_a_class(dataset, plates):
            "d": plates.crack() + plates.crack((1, 1, 9, 9))}
     data = dataset({f"{stem}.png": GREY for stem in "abcd"}, xml)
     assert [shown.tolist() for shown in data.shown_by_class()] == [[0, 3], [0]]
+
+
+def test_a_picture_that_cannot_be_decoded_is_an_error_or_where_asked_black_and_marked(plates, cache):
+    index = open_index(plates({"a.png": GREY, "b.png": GREY, "c.png": GREY}), cache)
+    file = index.root / index.path(1)
+    file.write_bytes(file.read_bytes()[:200] + bytes(4000))
+    keys = [(0, row, 0) for row in range(3)]
+    with pytest.raises(PictureError):
+        DetectionDataset(index, "train", index.names, AS_IT_IS).fetch(keys)
+    batch = DetectionDataset(index, "train", index.names, AS_IT_IS, spare=True).fetch(keys)
+    assert batch.unread.tolist() == [False, True, False] and not batch.images[1].any() and batch.images[2].any()
+    assert pickle.loads(pickle.dumps(batch.host))["unread"].tolist() == [False, True, False]

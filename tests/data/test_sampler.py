@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weldtrain.data.sampler import Order, balancing, repeat_factors
+from weldtrain.data.sampler import InOrder, Order, balancing, repeat_factors
 
 EPOCHS = range(4)
 
@@ -194,3 +194,17 @@ def test_repeats_of_a_picture_are_not_neighbours():
     for epoch in EPOCHS:
         drawn = [row for _, row, _ in keys(order, epoch)]
         assert sum(a == b for a, b in itertools.pairwise(drawn)) < 12  # two on average
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=30), batch_size=st.integers(1, 5), ranks=st.integers(1, 3))
+def test_in_order_each_row_comes_once_among_others_of_its_size(sizes, batch_size, ranks):
+    of_rows = np.array([(size, 1) for size in sizes])
+    orders = [InOrder(rows(len(sizes)), of_rows, batch_size, (rank, ranks)) for rank in range(ranks)]
+    dealt = [list(order.epochs(0)) for order in orders]
+    assert [len(order) for order in orders] == [len(batches) for batches in dealt]
+    batches = [batch for together in itertools.zip_longest(*dealt, fillvalue=()) for batch in together if batch]
+    assert [row for batch in batches for _, row, _ in batch] == rows(len(sizes)).tolist()
+    size_of = dict(zip(rows(len(sizes)).tolist(), sizes))
+    assert all(len({size_of[row] for _, row, _ in batch}) == 1 and len(batch) <= batch_size for batch in batches)
+    assert list(orders[0].epochs(0, start=1)) == dealt[0][1:]

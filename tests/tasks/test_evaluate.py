@@ -157,6 +157,13 @@ def test_what_cannot_be_said_is_not_made_up(judged, configured, tmp_path, clean)
     assert ("shows no defect" in html) == clean and not re.search(r">-1<|\bnan\b|None", html)
 
 
+def test_several_splits_are_judged_together_and_told_apart(judged):
+    told = judged("evaluate.split=train+val").summary
+    by = told["inspection"]["by_column"]["split"]
+    assert told["pictures"] == 12 and {name: row["pictures"] for name, row in by.items()} == {"train": 8, "val": 4}
+    assert sum(row["defects"] for row in by.values()) == told["inspection"]["all"]["defects"]
+
+
 def test_an_unknown_split_to_choose_on_is_named(judged):
     with pytest.raises(DataError, match="no picture in split 'other'"):
         judged("evaluate.split=train", "evaluate.choose_on=other")

@@ -96,8 +96,8 @@ class AnnotationIndex:
         return int(np.searchsorted(self.box_offsets, box, "right")) - 1
 
     def boxes_in(self, split: str) -> np.ndarray:
-        """bool [m]: rows of `boxes` whose picture is in a split."""
-        return np.repeat(self.split_ids == self.splits.index(split), np.diff(self.box_offsets))
+        """bool [m]: rows of `boxes` whose picture is in a split, or in one of several, `val+test`."""
+        return np.repeat(self._is_in(split), np.diff(self.box_offsets))
 
     def boxes_per_name(self, split: str) -> np.ndarray:
         """int64 [len(names)]: how many boxes of each name a split has."""
@@ -108,10 +108,17 @@ class AnnotationIndex:
         return (self.flags[boxes] & (DIFFICULT | CROWD)) > 0
 
     def rows(self, split: str) -> np.ndarray:
-        """int64 rows of a split, in path order. Raises DataError if it holds no picture."""
-        if split not in self.splits:
-            raise DataError(f"no picture in split '{split}'", self.root, f"the splits are {', '.join(self.splits)}")
-        return np.flatnonzero(self.split_ids == self.splits.index(split))
+        """int64 rows of a split, or of several, `val+test`, in path order. Raises DataError if one holds no picture."""
+        for name in self._named(split):
+            if name not in self.splits:
+                raise DataError(f"no picture in split '{name}'", self.root, f"the splits are {', '.join(self.splits)}")
+        return np.flatnonzero(self._is_in(split))
+
+    def _is_in(self, split: str) -> np.ndarray:
+        return np.isin(self.split_ids, [self.splits.index(name) for name in self._named(split)])
+
+    def _named(self, split: str) -> list[str]:
+        return [split] if split in self.splits else split.split("+")
 
     def class_names(self, wanted: Sequence[str] | None) -> Sequence[str]:
         """The classes to train on: `wanted`, or those found in the data. Raises DataError if there is none."""

@@ -86,16 +86,17 @@ def row(seen: Inspected, defects: np.ndarray, calls: np.ndarray, pictures: np.nd
 
 
 def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str, Any]], dict[str, Pod]]:
-    """By class that has defects its `row`, and of its POD `a50 a90 a90_95 a90_95_wald pod_warnings`, None and `no_pod`, the
-    reason, where there is none; and the curves that there are."""
+    """By class that has defects its `row`, the `smallest` and `largest` size, and of its POD `a50 a90 a90_95 a90_95_wald
+    pod_warnings`, None and `no_pod`, the reason, where there is none; and the curves that there are."""
     rows, pods = {}, {}
     for label, name in enumerate(seen.classes, 1):
         own = seen.truth.labels == label
         if not own.any():
             continue
-        rows[name] = row(seen, own, seen.false.labels == label)
+        sizes = seen.size[own]
+        rows[name] = row(seen, own, seen.false.labels == label) | {"smallest": float(sizes.min()), "largest": float(sizes.max())}
         try:
-            pod = pods[name] = fit_pod(seen.size[own], seen.called[own], link, scale)
+            pod = pods[name] = fit_pod(sizes, seen.called[own], link, scale)
             rows[name] |= {"a50": pod.a50, "a90": pod.a90, "a90_95": finite(pod.a90_95),
                            "a90_95_wald": finite(pod.a90_95_wald), "pod_warnings": list(pod.warnings), "no_pod": ""}
         except NoPod as e:

@@ -111,8 +111,8 @@ def _about(cfg: Config, index: AnnotationIndex) -> dict[str, Any]:
     return {
         "rows": rows, "mm": mm_per_pixel(cfg.dataset, index.root, paths),
         "groups": np.unique(groups, return_inverse=True)[1],
-        "columns": {name: picture_column(cfg.dataset, index.root, paths, name, "evaluate.slice_by")
-                    for name in cfg.evaluate.slice_by},
+        "columns": ({"split": [index.splits[k] for k in index.split_ids[rows]]} if "+" in cfg.evaluate.split else {})
+        | {name: picture_column(cfg.dataset, index.root, paths, name, "evaluate.slice_by") for name in cfg.evaluate.slice_by},
     }
 
 
@@ -135,6 +135,7 @@ def _inspect(
     curves = pr_curves(found, truth, met, classes)
     told = {
         "split": ask.split, "unit": unit_name, "size": ask.size, "rule": points["rule"], "chosen_on": points["split"],
+        "in_sample": points["split"] in ask.split.split("+"),
         "groups": int(groups.max()) + 1,
         "classes": of_class,
         "all": inspection.row(seen, np.ones(len(seen.called), bool), np.ones(len(seen.false.labels), bool)),
@@ -160,13 +161,13 @@ def _inspect(
 def _tell(told: Mapping[str, Any], cfg: EvaluateConfig) -> None:
     """Prints what is missed at the thresholds, and which sizes are found; and why where it cannot be said."""
     bound, unit = f"{cfg.confidence:.0%}", told["unit"]
-    here = ", the split that chose them: another one has to verify it" * (told["chosen_on"] == cfg.split)
+    here = ", the split that chose them: another one has to verify it" * told["in_sample"]
     table(
         f"{Rule(**told['rule']).told()}: thresholds chosen on {told['chosen_on']}{here}; sizes ({cfg.size}) in {unit}",
         ("class", "threshold", "missed", f"at most, {bound}", "false calls per picture", "a50", "a90", "a90/95"),
         [(name, f"{c['threshold']:.3f}" + " (not by the rule)" * bool(c["why"]), f"{c['missed']} of {c['defects']}",
           f"{c['missed_at_most']:.1%}", f"{c['false_calls_per_picture']:.2f}",
-          *(_sized(c[a]) for a in ("a50", "a90", "a90_95")))
+          *(judgement.found_at(c, a) for a in ("a50", "a90", "a90_95")))
          for name, c in told["classes"].items()])
     for name, c in told["classes"].items():
         for said in filter(None, (c["why"], c["no_pod"] and f"no POD: {c['no_pod']}", *c["pod_warnings"])):
@@ -178,10 +179,6 @@ def _tell(told: Mapping[str, Any], cfg: EvaluateConfig) -> None:
     if told["groups"] < _FEW_GROUPS:
         log.info("the pictures are of %d welds or parts (dataset.split.group): with so few intervals are too narrow",
                  told["groups"])
-
-
-def _sized(size: float | None) -> str:
-    return "n/a" if size is None else judgement.sized(size)
 
 
 def _gallery(

@@ -14,6 +14,7 @@ from weldtrain.telemetry import report
 from weldtrain.telemetry.charts import short, xy_chart
 
 _POINTS = 120  # of a drawn curve
+_BEYOND = 1.3  # times the smallest and the largest defect are where it ends
 
 
 def write(
@@ -27,10 +28,10 @@ def write(
         "evaluate.html", path, title=f"What escapes: {split}", split=split, pictures=pictures, told=told, metrics=metrics,
         gallery=gallery, made_of=made_of, bound=f"{confidence:.0%}", rule=Rule(**told["rule"]).told(),
         verdict=_verdict(told, split, confidence), promises=_promises(told, confidence),
-        pod_charts={name: _pod_chart(pod, told["unit"]) for name, pod in pods.items()},
+        pod_charts={name: _pod_chart(pod, told["classes"][name], told["unit"]) for name, pod in pods.items()},
         pr_charts={name: _pr_chart(curve, told["classes"][name]["threshold"]) for name, curve in curves.items()
                    if name in told["classes"]},
-        calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, sized=sized,
+        calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, sized=sized, found_at=found_at,
         names=[*made_of["classes"].split(", "), "background"],
     )
 
@@ -38,6 +39,14 @@ def write(
 def sized(value: float) -> str:
     """A size in its unit, three digits."""
     return short(value)
+
+
+def found_at(of_class: Mapping[str, Any], figure: str) -> str:
+    """A size of the POD curve; where it lies outside of the sizes that were there only that, since the curve is a guess there."""
+    size, smallest, largest = of_class[figure], of_class["smallest"], of_class["largest"]
+    if size is None:
+        return "n/a"
+    return f"> {short(largest)}" if size > largest else f"< {short(smallest)}" if size < smallest else short(size)
 
 
 def percent(share: float | None) -> str:
@@ -61,14 +70,14 @@ def _verdict(told: Mapping[str, Any], split: str, confidence: float) -> str:
 
 def _promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str, str]]:
     """By class whether what was promised holds here: a word to colour by, and the sentence."""
-    rule, in_sample = Rule(**told["rule"]), told["chosen_on"] == told["split"]
+    rule = Rule(**told["rule"])
     said = {}
     for name, c in told["classes"].items():
         if c["why"]:
             said[name] = "dropped", c["why"]
         elif rule.by != "missed":
             continue
-        elif in_sample:
+        elif told["in_sample"]:
             said[name] = "soft", "promised by this split"
         else:
             found = verified(c["missed"], c["defects"], rule.at_most_missed, confidence)
@@ -83,15 +92,11 @@ def _promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str
     return said
 
 
-def _pod_chart(pod: Pod, unit: str) -> dict[str, Any]:
-    low, high = pod.size_of(0.01), pod.size_of(0.995)
-    if pod.scale == "log":
-        sizes = np.geomspace(low, high, _POINTS)
-    else:
-        sizes = np.linspace(max(low, 0.0), high, _POINTS)
-    marks = [(pod.a50, 0.5, "a50"), (pod.a90, 0.9, "a90")]
-    if np.isfinite(pod.a90_95) and pod.a90_95 <= high:
-        marks.append((pod.a90_95, 0.9, "a90/95"))
+def _pod_chart(pod: Pod, of_class: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    low, high = of_class["smallest"] / _BEYOND, of_class["largest"] * _BEYOND
+    sizes = np.geomspace(low, high, _POINTS) if pod.scale == "log" else np.linspace(low, high, _POINTS)
+    marks = [(size, share, name) for size, share, name in (
+        (pod.a50, 0.5, "a50"), (pod.a90, 0.9, "a90"), (pod.a90_95, 0.9, "a90/95")) if low <= size <= high]
     return xy_chart([("curve", sizes, pod.curve(sizes)), ("bound", sizes, pod.lower(sizes))], marks, (low, high), (0, 1),
                     log=pod.scale == "log", x_name=f"size, {unit}", y_name="POD")
 
