@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torchvision.ops import box_iou
 
 from weldtrain.config import DatasetConfig, LoaderConfig, ModelConfig, OptimizerConfig, SyntheticConfig
 from weldtrain.data.batch import Batch
@@ -183,6 +184,35 @@ def training_runs_in_every_precision(folder: Path) -> str:
         assert "system/gpu_util_pct" in lines and "loader/h2d_ms" in lines
         rates.append(f"{precision} {summary['images_per_s']:.0f} images/s, {summary['data_wait_pct']:.0f} % waiting")
     return "; ".join(rates)
+
+
+@check
+def predictions_agree_with_the_cpu(folder: Path) -> str:
+    """Whole and in tiles, in fp32: of scores well above the threshold of 0.3 each has its like, to 0.05 and an IoU of 0.9."""
+    checkpoint, told = next((folder / "fp32").glob("**/best.pt")), []
+    pictures = synthetic_root(SyntheticConfig(train=64, val=16, test=0), folder) / "images"
+    for tiles in ("none", "160"):
+        found = {}
+        for device in ("cuda", "cpu"):
+            place = folder / f"predicted-{tiles}-{device}"
+            command = [sys.executable, "-m", "weldtrain", "task=predict", f"checkpoint={checkpoint}",
+                       f"predict.source={pictures}", f"device={device}", f"predict.tiles={tiles}", "predict.threshold=0.3",
+                       "predict.save=[json]",
+                       f"output_dir={place}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr[-2000:]
+            found[device] = json.loads(next(place.glob("**/predictions.json")).read_text())
+        for one, other in (("cuda", "cpu"), ("cpu", "cuda")):
+            for a in found[one]:
+                x, y, w, h = a["bbox"]
+                box = torch.tensor([[x, y, x + w, y + h]])
+                like = [b for b in found[other] if (b["file_name"], b["category_id"]) == (a["file_name"], a["category_id"])
+                        and abs(a["score"] - b["score"]) < 0.05]
+                boxes = torch.tensor([[b["bbox"][0], b["bbox"][1], b["bbox"][0] + b["bbox"][2], b["bbox"][1] + b["bbox"][3]]
+                                      for b in like]).reshape(-1, 4)
+                assert a["score"] < 0.35 or (box_iou(box, boxes) > 0.9).any(), (one, tiles, a)
+        told.append(f"{len(found['cuda'])} findings, tiles {tiles}")
+    return "; ".join(told)
 
 
 @check
