@@ -210,6 +210,8 @@ class DetectionDataset(Dataset):
             return kept
         shown = {}
         for at in self.index.siblings(row):  # as long as the file is at hand
+            if at != row and at in self.cache:
+                continue
             picture = self.decoded(at, laps)
             laps("cache")
             shown[at] = self.cache.put(at, picture)

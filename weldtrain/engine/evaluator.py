@@ -143,9 +143,9 @@ def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]], dat
             parts.append(Seen(row, None))
             continue
         height_width = (original / size).double().numpy()
-        boxes = found["boxes"].double().cpu().numpy() * np.tile(height_width[::-1], 2)
+        boxes = found["boxes"].cpu().double().numpy() * np.tile(height_width[::-1], 2)
         parts.append(Seen(row, Detections(boxes + np.tile(dataset.index.window(row)[:2], 2), found["labels"].cpu().numpy(),
-                                        found["scores"].double().cpu().numpy())))
+                                        found["scores"].cpu().double().numpy())))
     return parts
 
 

@@ -134,7 +134,8 @@ def _inspect(
     scores, right = right_or_wrong(found, truth, met)
     curves = pr_curves(found, truth, met, classes)
     told = {
-        "split": ask.split, "unit": unit_name, "size": ask.size, "rule": points["rule"], "chosen_on": points["split"],
+        "split": ask.split, "names": classes, "unit": unit_name, "size": ask.size, "rule": points["rule"],
+        "chosen_on": points["split"],
         "in_sample": points["split"] in ask.split.split("+"),
         "groups": int(groups.max()) + 1,
         "classes": of_class,

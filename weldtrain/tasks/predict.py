@@ -15,6 +15,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
 
 from weldtrain.config import Config
 from weldtrain.data.dataset import DetectionDataset
@@ -47,6 +48,8 @@ _JPEG_QUALITY, _JPEG_MOST_PX = 92, 65500
 
 def run(cfg: Config, record: RunRecord) -> None:
     """Raises DataError at the end, when all others are done, for pictures that could not be read."""
+    if cfg.trainer.cpu_threads:
+        torch.set_num_threads(cfg.trainer.cpu_threads)
     device = choose_device(cfg.device)
     trained = Trained.load(cfg.checkpoint, device)
     thresholds = _thresholds(cfg, trained)
@@ -62,7 +65,7 @@ def run(cfg: Config, record: RunRecord) -> None:
         counts: Counter[str] = Counter()
         done = 0
         if len(index):
-            with _outputs(cfg, record.dir, trained, index, thresholds) as write:
+            with _written_to(record.dir), _outputs(cfg, record.dir, trained, index, thresholds) as write:
                 for found in _found(cfg, trained, index, thresholds, device, unread):
                     write(found)
                     counts.update(trained.classes[label - 1] for label in found.labels.tolist())
@@ -150,17 +153,20 @@ def _outputs(
         if "pictures" in save:
             window = Window.of(trained.cfg)
             drawings = _named(names, ".jpg")
-            draw = stack.enter_context(_beside(lambda found: _draw(
-                folder / "pictures" / drawings[found.picture], index.picture(rows[found.picture], window), found, classes)))
-            writers.append(draw)
+
+            def draw(found: Found) -> None:
+                try:
+                    image = index.picture(rows[found.picture], window)
+                except PictureError as error:  # it was there a moment ago
+                    log.warning("not drawn: %s", error)
+                else:
+                    _draw(folder / "pictures" / drawings[found.picture], image, found, classes)
+
+            writers.append(stack.enter_context(_beside(draw)))
 
         def write(found: Found) -> None:
-            try:
-                for writer in writers:
-                    writer(found)
-            except OSError as e:
-                raise TrainingError(f"cannot be written ({e.strerror})", e.filename or folder,
-                                    "free some disk space, or set output_dir") from e
+            for writer in writers:
+                writer(found)
 
         yield write
 
@@ -172,6 +178,16 @@ def _named(pictures: list[str], suffix: str, taken: tuple[str, ...] = ()) -> dic
     if odd:
         log.info("%d pictures share their name but for the suffix: %s becomes %s", len(odd), *odd[0])
     return names
+
+
+@contextlib.contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    """Reading a picture raises errors of its own: what the system refuses here is to write. Raises TrainingError."""
+    try:
+        yield
+    except OSError as e:
+        raise TrainingError(f"cannot be written ({e.strerror})", e.filename or folder,
+                            "free some disk space, or set output_dir") from e
 
 
 @contextlib.contextmanager

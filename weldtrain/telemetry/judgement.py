@@ -32,7 +32,7 @@ def write(
         pr_charts={name: _pr_chart(curve, told["classes"][name]["threshold"]) for name, curve in curves.items()
                    if name in told["classes"]},
         calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, sized=sized, found_at=found_at,
-        names=[*made_of["classes"].split(", "), "background"],
+        names=[*told["names"], "background"],
     )
 
 
