@@ -28,6 +28,7 @@ from weldtrain.data.loader import training_loader
 from weldtrain.engine import checkpoint
 from weldtrain.errors import ConfigError, DataError, PictureError
 from weldtrain.formats.record import DROPPED, ERROR, NOTE
+from weldtrain.models.detector import build_detector
 from weldtrain.tasks import evaluate, train
 from weldtrain.telemetry.record import RunRecord
 
@@ -332,8 +333,9 @@ def test_case_20_evaluation_sees_16_bits_through_the_window_of_the_training(tmp_
     pictures |= {f"JPEGImages/{s}{suffix}": cv2.imencode(suffix, plate.astype(np.uint16))[1].tobytes()
                  for s, suffix in zip(STEMS, 6 * (".png", ".tif"))}
     root = voc(tmp_path / "d", pictures=pictures)
-    trained = asdict(configured("model.window_levels=[900,1300]"))
-    checkpoint.save(tmp_path / "x.pt", {"classes": ["crack", "porosity"], "config": trained, "model": {}, "epoch": 0, "step": 0})
+    trained = configured("model.window_levels=[900,1300]")
+    checkpoint.save(tmp_path / "x.pt", {"classes": ["crack", "porosity"], "config": asdict(trained), "epoch": 0, "step": 0,
+                                        "model": build_detector(trained.model, 2).state_dict()})
     contrasts = []
 
     class Watched(DetectionDataset):

@@ -190,6 +190,7 @@ class TrainerConfig:
 @dataclass
 class EvaluateConfig:
     split: str = "val"
+    predictions: str | None = None
     batch_size: int = key(8, ge=1)
     score_thresh: float = key(0.01, ge=0, lt=1)
     max_detections: int = key(100, ge=1)
@@ -262,7 +263,8 @@ ELSEWHERE = {
     "seed_everything": "seed", "conf": "predict.threshold", "source": "predict.source",
     "images_dir": "predict.source", "predict.conf": "predict.threshold",
 }
-PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "run", "dataset.root", "predict.source")
+PATH_KEYS = ("output_dir", "cache_dir", "checkpoint", "resume", "runs", "run", "dataset.root", "predict.source",
+             "evaluate.predictions")
 AUTO = "auto"  # of `resume`: the newest run there is
 TEXT_KEYS = ("dataset.images", "dataset.annotations", "dataset.split_csv", "dataset.split.group", "dataset.picture_csv")
 

@@ -124,9 +124,12 @@ def _check_together(cfg: Config) -> None:
         raise ConfigError("not set", "runs", "give the directory of a sweep, or of several runs: runs=outputs/…")
     if cfg.task == "replay" and cfg.run is None:
         raise ConfigError("not set", "run", "give the directory of a run that failed: run=outputs/…")
-    if cfg.task in ("evaluate", "predict") and cfg.checkpoint is None:
-        to = "judge" if cfg.task == "evaluate" else "use"
-        raise ConfigError("not set", "checkpoint", f"give the model to {to}: checkpoint=outputs/…/best.pt")
+    if cfg.task == "evaluate" and (cfg.checkpoint is None) == (cfg.evaluate.predictions is None):
+        what = "not set" if cfg.checkpoint is None else "is given beside evaluate.predictions"
+        raise ConfigError(what, "checkpoint", "give the model to judge, checkpoint=outputs/…/best.pt, or what one found, "
+                          "evaluate.predictions=outputs/…/predictions.json")
+    if cfg.task == "predict" and cfg.checkpoint is None:
+        raise ConfigError("not set", "checkpoint", "give the model to use: checkpoint=outputs/…/best.pt")
     if cfg.task == "predict" and cfg.predict.source is None:
         raise ConfigError("not set", "predict.source", "give a folder, a picture, a pattern such as 'in/*.png', or a list")
     if not cfg.predict.save:

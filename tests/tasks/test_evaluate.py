@@ -12,9 +12,10 @@ from weldtrain.data.indexing import open_index
 from weldtrain.engine import checkpoint
 from weldtrain.engine.evaluator import Judged
 from weldtrain.errors import ConfigError, DataError
+from weldtrain.formats import written
 from weldtrain.metrics.detection import evaluate_detections
 from weldtrain.metrics.matching import Boxes, match
-from weldtrain.tasks import evaluate
+from weldtrain.tasks import evaluate, predict
 from weldtrain.telemetry.record import RunRecord
 
 
@@ -167,3 +168,55 @@ def test_several_splits_are_judged_together_and_told_apart(judged):
 def test_an_unknown_split_to_choose_on_is_named(judged):
     with pytest.raises(DataError, match="no picture in split 'other'"):
         judged("evaluate.split=train", "evaluate.choose_on=other")
+
+
+@pytest.fixture
+def predicted(guessing, configured, tmp_path):
+    """`predicted(0.01)`: the predictions.json of a detector on all welds, and its checkpoint."""
+    def make(threshold):
+        model = guessing()
+        cfg = configured("task=predict", f"checkpoint={model}", f"predict.source={configured().dataset.root}",
+                         f"predict.threshold={threshold}", "predict.save=[json]")
+        with RunRecord(tmp_path / f"predicted{threshold}", asdict(cfg)) as record:
+            predict.run(cfg, record)
+        return record.dir / written.RESULTS, model
+
+    return make
+
+
+def test_a_file_of_predictions_is_judged_as_the_detector_that_made_it(judged, predicted, tmp_path):
+    """Row 60: also that AP of what was cut is too low, which is said."""
+    file, model = predicted(0.01)
+    own = judged("evaluate.split=train", model=model)
+    told = judged("evaluate.split=train", "checkpoint=null", f"evaluate.predictions={file}", place="file")
+    assert told.summary["map"] == pytest.approx(own.summary["map"], abs=1e-3)
+    for name, figures in own.summary["inspection"]["classes"].items():
+        other = told.summary["inspection"]["classes"][name]
+        assert (other["missed"], other["defects"]) == (figures["missed"], figures["defects"])
+        assert other["threshold"] == pytest.approx(figures["threshold"], abs=1e-5)
+    assert "was cut at" not in (tmp_path / "file/run.log").read_text() and not list(told.checkpoints.iterdir())
+    assert "predictions.json on 8 pictures" not in (told.dir / "report.html").read_text()
+    file, _ = predicted(0.5)
+    cut = judged("evaluate.split=train", "checkpoint=null", f"evaluate.predictions={file}", place="cut")
+    assert cut.summary["map"] <= told.summary["map"]
+    assert "was cut at a score of 0.5: AP is too low" in (tmp_path / "cut/run.log").read_text()
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda results, about: results.clear() or about["images"].pop(), "holds nothing of"),
+    (lambda results, about: results[0].update(category_id=99), "result 1 is none, or of a picture or category"),
+    (lambda results, about: results[0].update(score=7), "holds 7 as its score"),
+    (lambda results, about: results[0].update(bbox=[1, 2]), "result 1 is none"),
+    (lambda results, about: about.pop("categories"), "is no COCO description"),
+    (lambda results, about: about["categories"].pop(), "result|class")])
+def test_a_file_of_something_else_is_refused(judged, predicted, change, said):
+    file, _ = predicted(0.01)
+    results, about = json.loads(file.read_text()), json.loads(file.with_name(written.PICTURES).read_text())
+    change(results, about)
+    file.write_text(json.dumps(results))
+    file.with_name(written.PICTURES).write_text(json.dumps(about))
+    with pytest.raises(DataError, match=said):
+        judged("evaluate.split=train+val", "checkpoint=null", f"evaluate.predictions={file}", place="file")
+    file.with_name(written.PICTURES).unlink()
+    with pytest.raises(DataError, match=r"images\.json.*cannot be read"):
+        judged("checkpoint=null", f"evaluate.predictions={file}", place="other")

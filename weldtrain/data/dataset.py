@@ -63,7 +63,7 @@ class DetectionDataset(Dataset):
         self.augment, self.seed, self.spare = augment, seed, spare
         self.defective = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
         self.cache: PictureCache | None = None
-        self.class_labels = index.labels(classes)
+        self._labels = index.labels(classes)
         self.watch(1)
 
     def __len__(self) -> int:
@@ -186,11 +186,11 @@ class DetectionDataset(Dataset):
         position[self.rows] = np.arange(len(self.rows))
         owner = np.repeat(position, np.diff(index.box_offsets))
         labels = np.where(index.ignored(slice(None)), 0, self.labels_of(slice(None)))
-        return [np.unique(owner[(labels == label) & (owner >= 0)]) for label in np.unique(self.class_labels)]
+        return [np.unique(owner[(labels == label) & (owner >= 0)]) for label in np.unique(self._labels)]
 
     def labels_of(self, boxes: slice | np.ndarray) -> np.ndarray:
         """int64 labels, 1 for the first class, of rows of `index.boxes`."""
-        return self.class_labels[self.index.name_ids[boxes]]
+        return self._labels[self.index.name_ids[boxes]]
 
     def _boxes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How many boxes each row has, and of all of them the boxes at the model's scale and the labels."""

@@ -13,6 +13,7 @@ import torch
 from weldtrain.config import EvaluateConfig
 from weldtrain.data.batch import Batch
 from weldtrain.data.dataset import DetectionDataset
+from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.loader import Loader
 from weldtrain.data.tiles import Detections, joined
 from weldtrain.engine.distributed import agreed, gathered, world
@@ -54,14 +55,22 @@ def evaluate(
     parts = list(seen(model, loader, device, dtype, "evaluate.batch_size", "the evaluation"))
     beat("the metrics")
     of_all = _dealt(gathered(parts))
+    tiles = int(np.bincount(dataset.index.shown(dataset.rows)).max())
+    return judge(pictures(of_all, dataset, model), dataset.index.whole, dataset.pictures, classes, cfg, tiles)
+
+
+def judge(
+    found: Iterable[Seen], index: AnnotationIndex, rows: np.ndarray, classes: Sequence[str], cfg: EvaluateConfig, tiles: int = 1
+) -> Judged:
+    """What was `found` in all pictures `rows` of an index, in that order, beside what is there; on the first rank. `tiles` are
+    those of the picture that has most, each with evaluate.max_detections."""
     if not world().first:
         return Judged(agreed(None), None, None, None)
-    truth, found = _truth(dataset), _found(pictures(of_all, dataset, model), dataset.pictures)
-    met = match(found, truth)
-    tiles = int(np.bincount(dataset.index.shown(dataset.rows)).max())
-    metrics = evaluate_detections(truth, found, met, pictures=len(dataset.pictures), classes=classes,
+    truth, called = _truth(index, rows, classes), _found(found, rows)
+    met = match(called, truth)
+    metrics = evaluate_detections(truth, called, met, pictures=len(rows), classes=classes,
                                   max_detections=cfg.max_detections * tiles, false_call_score=cfg.false_call_score)
-    return Judged(agreed(metrics), truth, found, met, len(dataset.pictures))
+    return Judged(agreed(metrics), truth, called, met, len(rows))
 
 
 def operating_points(judged: Judged, classes: Sequence[str], cfg: EvaluateConfig) -> dict[str, Any]:
@@ -149,14 +158,13 @@ def _in_file_pixels(batch: Batch, detections: list[dict[str, torch.Tensor]], dat
     return parts
 
 
-def _truth(dataset: DetectionDataset) -> Boxes:
-    """The split's boxes as they stand in the index; difficult and crowd ones count neither as found nor as missed."""
-    index = dataset.index.whole
-    at = [index.box_rows(row) for row in dataset.pictures]
+def _truth(index: AnnotationIndex, pictures: np.ndarray, classes: Sequence[str]) -> Boxes:
+    """Their boxes as they stand in the index; difficult and crowd ones count neither as found nor as missed."""
+    at = [index.box_rows(row) for row in pictures]
     rows = np.concatenate([np.arange(s.start, s.stop) for s in at])
     return Boxes(
         image=np.repeat(np.arange(len(at)), [s.stop - s.start for s in at]),
         boxes=index.boxes[rows],
-        labels=dataset.class_labels[index.name_ids[rows]],
+        labels=index.labels(classes)[index.name_ids[rows]],
         ignore=index.ignored(rows),
     )

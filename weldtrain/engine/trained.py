@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from weldtrain.config import AUTO, ModelConfig, section
-from weldtrain.data.images import target_sizes
+from weldtrain.data.images import Window, target_sizes
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.tiles import TiledIndex
 from weldtrain.engine import checkpoint
@@ -50,6 +51,27 @@ class Trained:
     def epoch(self) -> int:
         """That it is of, from 0."""
         return checkpoint.epochs_done(self.state) - 1
+
+    @property
+    def step(self) -> int:
+        return self.state["step"]
+
+    @property
+    def window(self) -> Window:
+        """By which its pictures are shown."""
+        return Window.of(self.cfg)
+
+    def made_of(self) -> dict[str, str]:
+        """What it is, for a reader."""
+        saved = self.state["config"]
+        return {
+            "checkpoint": str(self.path),
+            "its SHA-256": hashlib.sha256(self.path.read_bytes()).hexdigest(),
+            "model": f"{self.cfg.backbone}, min_size {self.cfg.min_size}, max_size {self.cfg.max_size}, trained on "
+                     + (f"tiles ({self.cfg.tiles})" if self.cfg.tiles else "whole pictures")
+                     + f" in {self.epoch + 1} epochs, {self.step} steps",
+            "trained on": f"{saved['dataset']['root'] or saved['dataset']['format']}, seed {saved['seed']}",
+        }
 
     @property
     def thresholds(self) -> dict[str, float]:

@@ -3,7 +3,6 @@ checkpoint's own."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shlex
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weldtrain.config import Config, EvaluateConfig, ModelConfig
+from weldtrain.config import Config, EvaluateConfig
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
@@ -25,6 +24,7 @@ from weldtrain.engine import checkpoint
 from weldtrain.engine.device import choose_device, device_name
 from weldtrain.engine.distributed import in_turn, world
 from weldtrain.engine.evaluator import Judged, evaluate, operating_points, rule_of, tagged
+from weldtrain.engine.results import Results
 from weldtrain.engine.trained import Trained
 from weldtrain.formats.columns import mm_per_pixel, picture_column
 from weldtrain.formats.splits import group_key
@@ -54,23 +54,27 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     if cfg.trainer.cpu_threads:
         torch.set_num_threads(cfg.trainer.cpu_threads)
     device = choose_device(cfg.device)
-    trained = Trained.load(cfg.checkpoint, device)
+    trained = Trained.load(cfg.checkpoint, device) if cfg.checkpoint else None  # first, since it is soon known to be none
     index = in_turn(lambda: open_index(cfg.dataset, cfg.cache_dir))
     index.report_findings()
+    subject = trained or Results.read(cfg.evaluate.predictions, index)
+    if isinstance(subject, Results) and (cut := subject.cut_at()) > cfg.evaluate.score_thresh:
+        log.warning("%s was cut at a score of %g: AP is too low, and no threshold below can be chosen; predict with "
+                    "predict.threshold=%g", subject.path, cut, cfg.evaluate.score_thresh)
     split = cfg.evaluate.split
     log.info("%s: %s", split, index.describe(split))
     about = _about(cfg, index)  # before the pictures are looked at, since it may be refused
-    points, chosen_here = _thresholds(cfg, trained, index, device)
-    judged = _judged(cfg, trained, index, split, device)
+    points, chosen_here = _thresholds(cfg, subject, index, device)
+    judged = _judged(cfg, subject, index, split, device)
     if points is None and world().first:
-        points = operating_points(judged, trained.classes, cfg.evaluate)
+        points = operating_points(judged, subject.classes, cfg.evaluate)
 
-    record.scalars(trained.state["step"], tagged(split, judged.metrics), epoch=trained.epoch)
-    record.summary |= {**judged.metrics, "split": split, "checkpoint": cfg.checkpoint, "classes": trained.classes,
-                       "best_epoch": trained.epoch, "pictures": len(index.rows(split))}
+    record.scalars(subject.step, tagged(split, judged.metrics), epoch=subject.epoch)
+    record.summary |= {**judged.metrics, "split": split, "checkpoint": cfg.checkpoint, "predictions": cfg.evaluate.predictions,
+                       "classes": subject.classes, "best_epoch": subject.epoch, "pictures": len(index.rows(split))}
     if world().first:
-        _inspect(cfg, record, trained, index, judged, points, about)
-        if chosen_here:
+        _inspect(cfg, record, subject, index, judged, points, about)
+        if chosen_here and trained is not None:
             checkpoint.save(record.checkpoints / JUDGED, trained.with_points(points))
             log.info("checkpoint with these thresholds: %s", record.checkpoints / JUDGED)
     log.info("summary: %s", record.dir / "summary.json")
@@ -78,28 +82,30 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
 
 
 def _thresholds(
-    cfg: Config, trained: Trained, index: AnnotationIndex, device: torch.device
+    cfg: Config, subject: Trained | Results, index: AnnotationIndex, device: torch.device
 ) -> tuple[dict[str, Any] | None, bool]:
     """The checkpoint's own thresholds where its rule is the one asked for, else those that evaluate.choose_on chooses; None where
     that is the split to judge. And whether they are others than the checkpoint's."""
-    if trained.points and same_rule(rule_of(cfg.evaluate), trained.points["rule"]):
-        return trained.points, False
+    if subject.points and same_rule(rule_of(cfg.evaluate), subject.points["rule"]):
+        return subject.points, False
     choose_on = cfg.evaluate.choose_on
     if choose_on == cfg.evaluate.split:
         return None, True
     log.info("thresholds are chosen on %s: %s", choose_on, index.describe(choose_on))
-    judged = _judged(cfg, trained, index, choose_on, device)
-    return operating_points(judged, trained.classes, replace(cfg.evaluate, split=choose_on)) if world().first else None, True
+    judged = _judged(cfg, subject, index, choose_on, device)
+    return operating_points(judged, subject.classes, replace(cfg.evaluate, split=choose_on)) if world().first else None, True
 
 
-def _judged(cfg: Config, trained: Trained, index: AnnotationIndex, split: str, device: torch.device) -> Judged:
-    samples, model_cfg = trained.samples(index, cfg.evaluate.tiles)
-    dataset = DetectionDataset(samples, split, trained.classes, model_cfg)
+def _judged(cfg: Config, subject: Trained | Results, index: AnnotationIndex, split: str, device: torch.device) -> Judged:
+    if isinstance(subject, Results):
+        return subject.judged(index, split, cfg.evaluate)
+    samples, model_cfg = subject.samples(index, cfg.evaluate.tiles)
+    dataset = DetectionDataset(samples, split, subject.classes, model_cfg)
     if len(dataset) > len(dataset.pictures):
         log.info("%s: %d tiles of %d pictures", split, len(dataset), len(dataset.pictures))
     settings = tuned(cfg.loader, tuned_file(replace(cfg, model=model_cfg), index, device_name(device)))
     loader = evaluation_loader(dataset, settings, cfg.evaluate.batch_size, device, (world().rank, world().size))
-    return evaluate(trained.model, loader, trained.classes, replace(cfg.evaluate, split=split), device, trained.dtype)
+    return evaluate(subject.model, loader, subject.classes, replace(cfg.evaluate, split=split), device, subject.dtype)
 
 
 def _about(cfg: Config, index: AnnotationIndex) -> dict[str, Any]:
@@ -117,11 +123,11 @@ def _about(cfg: Config, index: AnnotationIndex) -> dict[str, Any]:
 
 
 def _inspect(
-    cfg: Config, record: RunRecord, trained: Trained, index: AnnotationIndex, judged: Judged, points: Mapping[str, Any],
+    cfg: Config, record: RunRecord, subject: Trained | Results, index: AnnotationIndex, judged: Judged, points: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> None:
     """All that follows from what was found at the thresholds: on the screen, in summary.json, in report.html."""
-    ask, classes, (metrics, truth, found, met, pictures) = cfg.evaluate, trained.classes, judged
+    ask, classes, (metrics, truth, found, met, pictures) = cfg.evaluate, subject.classes, judged
     unit, unit_name = (1.0, "px") if about["mm"] is None else (about["mm"], "mm")
     groups = about["groups"]
     weights = resamples(groups, ask.bootstrap if groups.max() > 0 else 0, cfg.seed)  # of one group nothing can be said
@@ -150,11 +156,12 @@ def _inspect(
         "calibration": [bin._asdict() for bin in reliability(scores, right)],
     }
     record.summary["inspection"] = told
-    record.curves(trained.state["step"], f"{ask.split}/pr", curves)
-    ap_table(f"epoch {trained.epoch + 1} on {pictures} pictures of split '{ask.split}'", metrics)
+    record.curves(subject.step, f"{ask.split}/pr", curves)
+    what = f"epoch {subject.epoch + 1}" if isinstance(subject, Trained) else subject.path.name
+    ap_table(f"{what} on {pictures} pictures of split '{ask.split}'", metrics)
     _tell(told, ask)
-    gallery = _gallery(seen, index, about["rows"], trained.cfg, unit_name)
-    judgement.write(record.dir / "report.html", told, metrics, pods, curves, gallery, _made_of(cfg, trained, index),
+    gallery = _gallery(seen, index, about["rows"], subject.window, unit_name)
+    judgement.write(record.dir / "report.html", told, metrics, pods, curves, gallery, _made_of(cfg, subject, index),
                     split=ask.split, pictures=pictures, confidence=ask.confidence)
     log.info("report:  %s", record.dir / "report.html")
 
@@ -183,14 +190,14 @@ def _tell(told: Mapping[str, Any], cfg: EvaluateConfig) -> None:
 
 
 def _gallery(
-    seen: Inspected, index: AnnotationIndex, rows: np.ndarray, model: ModelConfig, unit: str
+    seen: Inspected, index: AnnotationIndex, rows: np.ndarray, window: Window, unit: str
 ) -> dict[str, list[dict[str, Any]]]:
     """The worst misses and false calls, each as a crop of its picture with what is there (dashed) and what was called."""
     def shown(boxes: Boxes, i: int, text: str) -> dict[str, Any]:
         at = int(boxes.image[i])
         row, name = int(rows[at]), seen.classes[boxes.labels[i] - 1]
         there, called = ((of.boxes[of.image == at], of.labels[of.image == at]) for of in (seen.truth, seen.false))
-        crop = cropped(index.picture(row, Window.of(model)), boxes.boxes[i], there[0], *called)
+        crop = cropped(index.picture(row, window), boxes.boxes[i], there[0], *called)
         return {"image": report.picture(crop, _CROP_PX), "class": name, "text": text, "path": index.path(row)}
 
     def of_miss(i: int) -> str:
@@ -203,18 +210,11 @@ def _gallery(
     }
 
 
-def _made_of(cfg: Config, trained: Trained, index: AnnotationIndex) -> dict[str, str]:
+def _made_of(cfg: Config, subject: Trained | Results, index: AnnotationIndex) -> dict[str, str]:
     """What was judged, on what, by what."""
     made = provenance()
-    digest = hashlib.sha256(trained.path.read_bytes()).hexdigest()
-    saved = trained.state["config"]
-    return {
-        "checkpoint": str(trained.path), "its SHA-256": digest,
-        "model": f"{trained.cfg.backbone}, min_size {trained.cfg.min_size}, max_size {trained.cfg.max_size}, trained on "
-                 + (f"tiles ({trained.cfg.tiles})" if trained.cfg.tiles else "whole pictures")
-                 + f" in {trained.epoch + 1} epochs, {trained.state['step']} steps",
-        "trained on": f"{saved['dataset']['root'] or saved['dataset']['format']}, seed {saved['seed']}",
-        "classes": ", ".join(trained.classes),
+    return subject.made_of() | {
+        "classes": ", ".join(subject.classes),
         "judged on": f"{index.root} (state {index.stamp})", "split": index.describe(cfg.evaluate.split),
         "command": shlex.join(made["command"]),
         "weldtrain": f"{version() or 'not installed'}, commit {made['git']['commit'] if made['git'] else 'unknown'}",

@@ -19,7 +19,6 @@ import torch
 
 from weldtrain.config import Config
 from weldtrain.data.dataset import DetectionDataset
-from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex, write_index
 from weldtrain.data.indexing import build
 from weldtrain.data.loader import evaluation_loader
@@ -151,12 +150,11 @@ def _outputs(
             written.write_yolo_classes(folder / "yolo", txt.values(), classes)
             writers.append(lambda found: written.write_yolo(folder / "yolo", txt[found.picture], found))
         if "pictures" in save:
-            window = Window.of(trained.cfg)
             drawings = _named(names, ".jpg")
 
             def draw(found: Found) -> None:
                 try:
-                    image = index.picture(rows[found.picture], window)
+                    image = index.picture(rows[found.picture], trained.window)
                 except PictureError as error:  # it was there a moment ago
                     log.warning("not drawn: %s", error)
                 else:

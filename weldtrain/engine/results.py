@@ -1,0 +1,69 @@
+"""What a detector found, whichever it was, from a file of COCO results: judged as a checkpoint is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weldtrain.config import EvaluateConfig
+from weldtrain.data.images import Window
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.tiles import Detections
+from weldtrain.engine.evaluator import Judged, Seen, judge
+from weldtrain.errors import DataError
+from weldtrain.formats.files import Folder
+from weldtrain.formats.results import read_results
+
+
+@dataclass
+class Results:
+    """`found` by row of an index. Chooses its thresholds like a checkpoint that holds none."""
+
+    path: Path
+    classes: list[str]
+    found: dict[int, Detections]
+    info: dict[str, Any]
+    points: None = None
+    epoch: int = 0
+    step: int = 0
+    window: Window = Window()
+
+    @classmethod
+    def read(cls, path: str, index: AnnotationIndex) -> Results:
+        """Raises DataError for a file that holds no such results, and for pictures that are not clear in the index."""
+        classes, found, info = read_results(Path(path))
+        row_of, folder = {index.path(row): row for row in range(len(index))}, Folder(index.root)
+        by_row: dict[int, Detections] = {}
+        for name, parts in found.items():
+            rows = [row_of[picture] for picture in folder.find(name) if picture in row_of]
+            if len(rows) > 1 or (rows and rows[0] in by_row):
+                raise DataError(f"'{name}' may mean several pictures of the data, or another result means the same one", path,
+                                "predict with predict.source=DATASET.ROOT, so that paths are whole")
+            by_row |= dict.fromkeys(rows, Detections(*parts))
+        return cls(Path(path), classes, by_row, info)
+
+    def judged(self, index: AnnotationIndex, split: str, cfg: EvaluateConfig) -> Judged:
+        """Raises DataError where a picture of the split was not looked at."""
+        rows = index.rows(split)
+        missing = [index.path(row) for row in rows if row not in self.found]
+        if missing:
+            raise DataError(f"holds nothing of {missing[0]}" + f" and {len(missing) - 1} other pictures" * (len(missing) > 1)
+                            + f" of split {split}", self.path, "predict the whole split; unread.csv names what could not be read")
+        return judge(self._of(rows), index, rows, self.classes, cfg)
+
+    def cut_at(self) -> float:
+        """The highest of the thresholds below which nothing was kept; 0 where the file names none."""
+        return max(self.info.get("thresholds", {}).values(), default=0.0)
+
+    def made_of(self) -> dict[str, str]:
+        """What it is, for a reader."""
+        return {"predictions": str(self.path), "its SHA-256": hashlib.sha256(self.path.read_bytes()).hexdigest()} | {
+            name: str(self.info[name]) for name in ("checkpoint", "thresholds", "version") if name in self.info}
+
+    def _of(self, rows: np.ndarray) -> Iterator[Seen]:
+        return (Seen(int(row), self.found[row]) for row in rows.tolist())
