@@ -26,6 +26,7 @@ from weldtrain.engine.distributed import in_turn, world
 from weldtrain.engine.evaluator import Judged, evaluate, operating_points, rule_of, tagged
 from weldtrain.engine.results import Results
 from weldtrain.engine.trained import Trained
+from weldtrain.errors import DataError
 from weldtrain.formats.columns import mm_per_pixel, picture_column
 from weldtrain.formats.splits import group_key
 from weldtrain.metrics import inspection
@@ -58,6 +59,9 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     index = in_turn(lambda: open_index(cfg.dataset, cfg.cache_dir))
     index.report_findings()
     subject = trained or Results.read(cfg.evaluate.predictions, index)
+    if strange := sorted(set(index.names) - set(subject.classes)):
+        raise DataError(f"the data shows {', '.join(strange)}, and this knows {', '.join(subject.classes)} alone",
+                        cfg.checkpoint or cfg.evaluate.predictions, "judge it on data of its own classes")
     if isinstance(subject, Results) and (cut := subject.cut_at()) > cfg.evaluate.score_thresh:
         log.warning("%s was cut at a score of %g: AP is too low, and no threshold below can be chosen; predict with "
                     "predict.threshold=%g", subject.path, cut, cfg.evaluate.score_thresh)
@@ -177,8 +181,10 @@ def _tell(told: Mapping[str, Any], cfg: EvaluateConfig) -> None:
           f"{c['missed_at_most']:.1%}", f"{c['false_calls_per_picture']:.2f}",
           *(judgement.found_at(c, a) for a in ("a50", "a90", "a90_95")))
          for name, c in told["classes"].items()])
+    promises = judgement.promises(told, cfg.confidence)
     for name, c in told["classes"].items():
-        for said in filter(None, (c["why"], c["no_pod"] and f"no POD: {c['no_pod']}", *c["pod_warnings"])):
+        _, promise = promises.get(name, ("", ""))
+        for said in filter(None, (promise, c["no_pod"] and f"no POD: {c['no_pod']}", *c["pod_warnings"])):
             log.info("%s: %s", name, said)
     clean = told["clean_pictures"]
     if clean["pictures"]:

@@ -27,7 +27,7 @@ def write(
     report.render(
         "evaluate.html", path, title=f"What escapes: {split}", split=split, pictures=pictures, told=told, metrics=metrics,
         gallery=gallery, made_of=made_of, bound=f"{confidence:.0%}", rule=Rule(**told["rule"]).told(),
-        verdict=_verdict(told, split, confidence), promises=_promises(told, confidence),
+        verdict=_verdict(told, split, confidence), promises=promises(told, confidence),
         pod_charts={name: _pod_chart(pod, told["classes"][name], told["unit"]) for name, pod in pods.items()},
         pr_charts={name: _pr_chart(curve, told["classes"][name]["threshold"]) for name, curve in curves.items()
                    if name in told["classes"]},
@@ -68,7 +68,7 @@ def _verdict(told: Mapping[str, Any], split: str, confidence: float) -> str:
             f"{of_all['false_calls_per_picture']:.2f} false calls per picture.")
 
 
-def _promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str, str]]:
+def promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str, str]]:
     """By class whether what was promised holds here: a word to colour by, and the sentence."""
     rule = Rule(**told["rule"])
     said = {}
