@@ -165,9 +165,10 @@ def test_several_splits_are_judged_together_and_told_apart(judged):
     assert sum(row["defects"] for row in by.values()) == told["inspection"]["all"]["defects"]
 
 
-def test_an_unknown_split_to_choose_on_is_named(judged):
-    with pytest.raises(DataError, match="no picture in split 'other'"):
-        judged("evaluate.split=train", "evaluate.choose_on=other")
+def test_where_the_split_to_choose_on_is_not_there_the_judged_one_chooses_and_that_is_said(judged, tmp_path):
+    told = judged("evaluate.split=train", "evaluate.choose_on=other").summary["inspection"]
+    assert told["in_sample"] and told["chosen_on"] == "train"
+    assert "no picture in split 'other': train itself chooses" in (tmp_path / "run/run.log").read_text()
 
 
 @pytest.fixture

@@ -185,10 +185,10 @@ def _lack(n: int, missed: int, share: float, confidence: float) -> tuple[str, in
     """Why there is no promise, and how many more defects would support it."""
     promise = f"no more than {share:.2%} missed, with {confidence:.0%} confidence"
     if n and missed / n >= share:
-        return (f"{missed} of {n} defects are missed at any threshold: at such a share no number of defects supports the promise "
+        return (f"{missed} of {n} defects are found at no threshold: at such a share no number of defects supports the promise "
                 f"of {promise}"), None
     enough = next(m for m in _growing(n + 1) if _refused(round(missed * m / max(n, 1)), m, share, confidence))
-    return (f"{n} defects, {missed} of them missed at any threshold, are too few for the promise of {promise}: some "
+    return (f"{n} defects, of which {n - missed} can be found, are too few for the promise of {promise}: some "
             f"{enough - n} more are needed"), enough - n
 
 

@@ -89,10 +89,14 @@ def _thresholds(
     cfg: Config, subject: Trained | Results, index: AnnotationIndex, device: torch.device
 ) -> tuple[dict[str, Any] | None, bool]:
     """The checkpoint's own thresholds where its rule is the one asked for, else those that evaluate.choose_on chooses; None where
-    that is the split to judge. And whether they are others than the checkpoint's."""
+    that is the split to judge, or is not there. And whether they are others than the checkpoint's."""
     if subject.points and same_rule(rule_of(cfg.evaluate), subject.points["rule"]):
         return subject.points, False
     choose_on = cfg.evaluate.choose_on
+    if choose_on != cfg.evaluate.split and choose_on not in index.splits:
+        log.warning("evaluate.choose_on: no picture in split '%s': %s itself chooses the thresholds, and cannot verify them",
+                    choose_on, cfg.evaluate.split)
+        choose_on = cfg.evaluate.split
     if choose_on == cfg.evaluate.split:
         return None, True
     log.info("thresholds are chosen on %s: %s", choose_on, index.describe(choose_on))
