@@ -330,3 +330,12 @@ def test_a_gpu_that_is_full_says_by_how_much_to_lower_which_key(monkeypatch, pic
     with pytest.raises(TrainingError, match=f"a batch of {pictures} took 7.0 of 8.0 GB and wanted more; {told}"), \
             fitting.memory_told("loader.batch_size", pictures, torch.device("cuda"), accumulate):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_training_in_tiles_judges_whole_pictures_and_says_how_rare_defects_are(configured, tmp_path):
+    cfg = configured("model.tiles=64", "model.min_size=64", "model.max_size=64", "trainer.max_steps=2", "loader.batch_size=4")
+    _, record = run(cfg, tmp_path / "run")
+    said = (record.dir / "run.log").read_text()
+    assert "model.tiles=64: 72 tiles of 8 training pictures" in said
+    best = checkpoint.load(record.summary["checkpoint"])
+    assert best["trained_px"] == [128.0, 128.0] and best["metrics"]["operating_points"]["points"].keys() == set(best["classes"])

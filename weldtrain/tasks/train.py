@@ -140,8 +140,9 @@ def _data(cfg: Config) -> _Data:
     for split in ("train", cfg.evaluate.split):
         log.info("%s: %s", split, index.describe(split))
     if cfg.model.tiles is not None:
-        log.info("model.tiles=%s: %d tiles of %d training pictures, %d of them with defects", cfg.model.tiles, len(train_set),
-                 len(train_set.pictures), len(train_set.defective))
+        rare = cfg.loader.sampling == "uniform" and 3 * len(train_set.defective) < len(train_set)
+        log.info("model.tiles=%s: %d tiles of %d training pictures, %d of them with defects%s", cfg.model.tiles, len(train_set),
+                 len(train_set.pictures), len(train_set.defective), "; loader.sampling=balanced shows these more often" * rare)
     for line in summary([*label_findings(index, cfg), *survival_findings(survival(train_set.index, cfg.model), cfg.model)]):
         log.warning(line)
     return _Data(index, classes, train_set, val_set)
