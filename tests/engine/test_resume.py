@@ -131,6 +131,24 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_bit(configured, strai
     assert not list((folder / "checkpoints").glob(".*"))
 
 
+def test_a_run_that_was_killed_before_its_last_checkpoint_had_all_its_names_gets_them(configured, tmp_path):
+    folder, cfg = tmp_path / "run", configured(*LONG, "trainer.epochs=1", "trainer.keep_every=1")
+    run(cfg, folder)
+    places = folder / "checkpoints"
+    whole = {p.name: p.read_bytes() for p in places.iterdir()}
+    (places / "best.pt").unlink()
+    (places / "epoch_0001.pt").write_bytes(whole["last.pt"][:-1])
+    (places / ".best.pt.77").write_bytes(b"half")
+    run(cfg, folder, places / "last.pt")
+    assert {p.name for p in places.iterdir()} == whole.keys() and len(whole) == 3
+    assert (places / "last.pt").read_bytes() == whole["last.pt"]
+    for name in ("best.pt", "epoch_0001.pt"):
+        same(checkpoint.load(places / name), checkpoint.load(places / "last.pt"))
+    before = (places / "best.pt").stat().st_mtime_ns
+    run(cfg, folder, places / "last.pt")
+    assert (places / "best.pt").stat().st_mtime_ns == before
+
+
 def test_resuming_an_earlier_checkpoint_writes_what_followed_anew(configured, straight, tmp_path):
     folder = tmp_path / "run"
     cfg = configured(*LONG, "trainer.keep_every=1")

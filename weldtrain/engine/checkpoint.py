@@ -132,6 +132,14 @@ def load(path: str | Path) -> dict[str, Any]:
     return state
 
 
+def is_of_step(path: Path, step: int) -> bool:
+    """Whether there is a sound checkpoint of that step."""
+    try:
+        return load(path)["step"] == step
+    except DataError:
+        return False
+
+
 def epochs_done(state: Mapping[str, Any]) -> int:
     """How many epochs a checkpoint has behind it, one that was begun included."""
     return state["epoch"] + (state["batch"] > 0 if state["format"] == FORMAT else 1)

@@ -381,6 +381,20 @@ class Trainer:
         if "clock" in state:
             self.clock.restore(state["clock"], self.world.size)
 
+    def complete(self, state: Mapping[str, Any]) -> None:
+        """Leaves the checkpoints of a run as it would have left them, had it not been killed between writing last.pt, of this
+        `state`, and giving it its other names."""
+        if not self.world.first:
+            return
+        checkpoint.tidy(self.record.checkpoints)
+        if state.get("metrics") is None:  # in mid-epoch
+            return
+        own = _of_epoch(self.epochs_done)
+        names = ["best.pt"] * (self.best["epoch"] + 1 == self.epochs_done) + [own] * (own in self._kept(None))
+        for path in (self.record.checkpoints / name for name in names):
+            if not checkpoint.is_of_step(path, state["step"]):
+                checkpoint.save(path, state)
+
 
 def _with_rates_of(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """An optimiser's state with the settings of this run: what was learnt is kept, what was asked for is new."""

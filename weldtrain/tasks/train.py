@@ -89,6 +89,8 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
                           Examples(data.val, data.classes) if place.first else None)
         if state is not None:
             trainer.restore(state)
+            if Path(cfg.resume) == record.checkpoints / "last.pt":
+                trainer.complete(state)
             if trainer.finished:
                 return _already_finished(trainer, record)
             log.info("resumed from %s: epoch %d, batch %d, step %d of %d", cfg.resume, trainer.epoch + 1, trainer.batch,
