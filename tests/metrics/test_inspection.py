@@ -102,6 +102,16 @@ def test_rows_by_hand(small):
         "a": (2, 2, 1, 0.5), "b": (1, 1, 1, 1.0)}
 
 
+def test_small_false_calls_on_a_large_defect_count_against_small_ones():
+    truth = Boxes(np.array([0, 0]), np.array([[0, 0, 200, 60], [300, 300, 310, 310]], float), np.array([1, 1]))
+    inside = [[20 * k, 20, 20 * k + 10, 30] for k in range(1, 6)]
+    boxes = np.array([*inside, [300, 300, 310, 310]], float)
+    found = Boxes(np.zeros(6, int), boxes, np.ones(6, int), np.array([0.9] * 5 + [0.6]))
+    seen = inspected(truth, found, ("crack",))
+    small, large = inspection.by_size(seen, found, truth, 1.0, "longer_side")
+    assert small["ap_50"] == pytest.approx(1 / 6) and large["ap_50"] == 0.0
+
+
 def test_the_worst_come_first(small):
     _, _, seen = small
     assert inspection.worst_misses(seen).tolist() == [1, 2]  # 40 of cracks that are 25 in the middle, 12 of 12

@@ -4,7 +4,7 @@ takes for what, and where it is weak. Pure functions of arrays."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,17 +115,17 @@ def clean_pictures(seen: Inspected) -> dict[str, Any]:
 
 
 def by_size(seen: Inspected, found: Boxes, truth: Boxes, unit: np.ndarray | float, size: str) -> list[dict[str, Any]]:
-    """For each octave of sizes that holds a defect, `low high` in the unit, its `row`, and `ap_50` with `ap_50_interval`: as COCO
-    has it, what lies outside and what meets that counts neither way."""
+    """For each octave of sizes that holds a defect, `low high` in the unit, its `row`, and `ap_50` with `ap_50_interval`: what
+    meets a defect of another octave, or none and is itself of another octave, counts neither way."""
     unit = np.broadcast_to(unit, seen.pictures)
     sizes, call_sizes = (sizes_of(of.boxes, size) * unit[of.image] for of in (truth, found))
-    rows = []
+    rows, met = [], match(found, truth)
+    of_met = np.append(_octave(sizes), np.nan)[met]  # the last is for -1
     for power in np.unique(_octave(seen.size)).astype(int).tolist():
-        outside = replace(truth, ignore=truth.ignored | (_octave(sizes) != power))
-        met = match(found, outside)
-        counts = (met >= 0) | (_octave(call_sizes) == power)
+        inside = take(truth, (_octave(sizes) == power) | truth.ignored)
+        counts = np.where(met >= 0, of_met, _octave(call_sizes)) == power
         weights = np.concatenate([np.ones((1, seen.pictures), int), seen.weights])  # the first gives the figure itself
-        ap = mean_of_classes(class_aps(take(found, counts), outside, len(seen.classes), weights, (0.5,))[0])
+        ap = mean_of_classes(class_aps(take(found, counts), inside, len(seen.classes), weights, (0.5,))[0])
         rows.append({"low": 2.0**power, "high": 2.0 ** (power + 1),
                      **row(seen, _octave(seen.size) == power, _octave(seen.false_size) == power),
                      "ap_50": None if np.isnan(ap[0]) else float(ap[0]), "ap_50_interval": interval(ap[1:])})

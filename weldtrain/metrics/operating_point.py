@@ -7,7 +7,7 @@ All take scores of one class: `hits` float [defects], the score of the detection
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ class Rule(NamedTuple):
         }[self.by]
 
 
+_MOST = 100_000  # defects: no one will find so many more
 _UNSEEN = 0.5  # the threshold of a class of which there is no defect to choose by
 
 
@@ -187,13 +188,17 @@ def _lack(n: int, missed: int, share: float, confidence: float) -> tuple[str, in
     if n and missed / n >= share:
         return (f"{missed} of {n} defects are found at no threshold: at such a share no number of defects supports the promise "
                 f"of {promise}"), None
-    enough = next(m for m in _growing(n + 1) if _refused(round(missed * m / max(n, 1)), m, share, confidence))
+    def supports(m: int) -> bool:
+        return _refused(round(missed * m / max(n, 1)), m, share, confidence)
+
+    low, enough = n, 2 * n + 1
+    while not supports(enough):
+        if enough > _MOST:
+            return f"{n} defects, of which {n - missed} can be found, are far too few for the promise of {promise}", None
+        low, enough = enough, 2 * enough
+    while enough - low > 1:
+        middle = (low + enough) // 2
+        low, enough = (low, middle) if supports(middle) else (middle, enough)
     return (f"{n} defects, of which {n - missed} can be found, are too few for the promise of {promise}: some "
             f"{enough - n} more are needed"), enough - n
 
-
-def _growing(m: int) -> Iterator[int]:
-    """Every number from m on, then ever fewer of them: an answer to three digits."""
-    while True:
-        yield m
-        m += max(1, m // 1000)

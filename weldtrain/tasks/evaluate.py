@@ -150,7 +150,7 @@ def _inspect(
     told = {
         "split": ask.split, "names": classes, "unit": unit_name, "size": ask.size, "rule": points["rule"],
         "chosen_on": points["split"],
-        "in_sample": points["split"] in ask.split.split("+"),
+        "in_sample": bool({*points["split"].split("+")} & {*ask.split.split("+")}),
         "groups": int(groups.max()) + 1,
         "classes": of_class,
         "all": inspection.row(seen, np.ones(len(seen.called), bool), np.ones(len(seen.false.labels), bool)),

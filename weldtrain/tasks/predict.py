@@ -103,7 +103,7 @@ def _found(
     if len(dataset) > len(index):
         log.info("predict.tiles=%s: %d tiles of %d pictures", cfg.predict.tiles, len(dataset), len(index))
     loader = evaluation_loader(dataset, cfg.loader, cfg.predict.batch_size, device)
-    trained.model.limit_detections(_LOWEST, cfg.predict.max_detections)
+    trained.model.limit_detections(min(_LOWEST, *thresholds.values()), cfg.predict.max_detections)
     least = np.array([thresholds[name] for name in trained.classes])
     batches = seen(trained.model, loader, device, trained.dtype, "predict.batch_size", "predicting")
     with contextlib.closing(batches):
