@@ -42,7 +42,7 @@ def test_perfect_detections_miss_nothing_at_no_false_call():
     clean = inspection.clean_pictures(seen)
     assert (clean["pictures"], clean["defects"], clean["missed_share"], clean["false_calls_per_picture"]) == (40, 0, None, 0.0)
     assert clean["false_calls_at_most"] == pytest.approx(-np.log(0.05) / 40)  # Garwood's for no event
-    assert [r["ap_50"] for r in inspection.by_size(seen, found, truth, 1.0, "longer_side")] == [1.0]
+    assert [r["ap_50"] for r in inspection.by_size(seen, found, truth, match(found, truth), 1.0, "longer_side")] == [1.0]
     assert not len(inspection.worst_misses(seen)) and not len(inspection.worst_false_calls(seen))
 
 
@@ -89,7 +89,7 @@ def test_rows_by_hand(small):
     assert told["crack"]["missed_share"] == 0.5 and "2 defects are too few" in told["crack"]["no_pod"]
     clean = inspection.clean_pictures(seen)
     assert (clean["pictures"], clean["false_calls_per_picture"]) == (1, 1.0)
-    sizes = inspection.by_size(seen, found, truth, 1.0, "longer_side")
+    sizes = inspection.by_size(seen, found, truth, match(found, truth), 1.0, "longer_side")
     # 8 to 16: the crack above its false call, AP50 1, and slag that is called at 0.3, AP50 1; above 32 nothing is found.
     assert [tuple(r[key] for key in ("low", "high", "defects", "missed", "ap_50")) for r in sizes] == [
         (8, 16, 2, 1, 1.0), (32, 64, 1, 1, 0.0)]
@@ -108,7 +108,7 @@ def test_small_false_calls_on_a_large_defect_count_against_small_ones():
     boxes = np.array([*inside, [300, 300, 310, 310]], float)
     found = Boxes(np.zeros(6, int), boxes, np.ones(6, int), np.array([0.9] * 5 + [0.6]))
     seen = inspected(truth, found, ("crack",))
-    small, large = inspection.by_size(seen, found, truth, 1.0, "longer_side")
+    small, large = inspection.by_size(seen, found, truth, match(found, truth), 1.0, "longer_side")
     assert small["ap_50"] == pytest.approx(1 / 6) and large["ap_50"] == 0.0
 
 
@@ -122,6 +122,7 @@ def test_the_worst_come_first(small):
 def test_nothing_there_and_nothing_found_is_no_failure():
     none = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
     seen = inspected(none, none, pictures=2)
-    assert inspection.by_class(seen, "logit", "log") == ({}, {}) and not inspection.by_size(seen, none, none, 1.0, "diagonal")
+    sizes = inspection.by_size(seen, none, none, match(none, none), 1.0, "diagonal")
+    assert inspection.by_class(seen, "logit", "log") == ({}, {}) and not sizes
     assert inspection.clean_pictures(seen)["false_calls_per_picture"] == 0.0
     assert all(r["missed_share"] is None for r in inspection.by_place(seen, np.array([[9, 9]] * 2)).values())

@@ -1,4 +1,4 @@
-"""Order: which pictures make up each batch of each epoch, a function of `(seed, epoch)` alone."""
+"""Order: which pictures make up each batch of each epoch, a function of `(seed, epoch)` alone; InOrder: each once."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from torchvision.ops import batched_nms
 from weldtrain.config import AUTO, ModelConfig
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.formats.record import DIFFICULT, MIN_SIDE_PX
+from weldtrain.metrics.matching import overlap
 
 _SHOWN = 0.4  # of a box's area: what is less in a tile is no defect to learn there
 _AGREE = 0.5  # IoU of two findings within what both their tiles see
@@ -173,7 +174,7 @@ def joined(found: list[Detections], windows: np.ndarray, nms_iou: float) -> Dete
     for group in np.unique(groups):
         rows = np.array(sorted(members[group], key=lambda i: -scores[i]))
         surest = boxes[rows[0]]
-        more = boxes[rows[_iou(boxes[rows], surest) < _AGREE]]
+        more = boxes[rows[overlap(boxes[rows], surest) < _AGREE]]
         together = np.concatenate([surest[None], more])
         one.append((*together[:, :2].min(0), *together[:, 2:].max(0), labels[rows[0]], scores[rows[0]]))
     table = np.array(one, np.float64).reshape(-1, 6)
@@ -196,9 +197,9 @@ def _same(
             one, other = boxes[rows[a]][:, None], boxes[rows[b]][None]
             ends, others_ends = _cut(one, windows[a], windows[b]), _cut(other, windows[b], windows[a])
             seen, by_other = _clipped(one, common), _clipped(other, common)
-            agree = _iou(seen, by_other)
+            agree = overlap(seen, by_other)
             for ending, part, rest in ((ends, seen, by_other), (others_ends, by_other, seen)):  # one that goes on in the other
-                agree = np.where(ending.any(-1), np.maximum(agree, _share(part, rest)), agree)
+                agree = np.where(ending.any(-1), np.maximum(agree, overlap(part, rest, within=True)), agree)
             sure = np.stack(np.broadcast_arrays(scores[rows[a]][:, None], scores[rows[b]][None]))
             alike = (labels[rows[a]][:, None] == labels[rows[b]][None]) & (sure.min(0) >= _AS_SURE * sure.max(0))
             for i, j in np.argwhere(alike & ((agree >= _AGREE) | _halves(one, other, ends, others_ends))):
@@ -219,24 +220,3 @@ def _halves(one: np.ndarray, other: np.ndarray, ends: np.ndarray, others_ends: n
     meet = (beside >= np.maximum(_MEET * narrower, 1))[..., ::-1]  # in the direction across
     facing = (ends[..., 2:] & others_ends[..., :2]) | (ends[..., :2] & others_ends[..., 2:])
     return (facing & meet).any(-1)
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0, None).prod(-1)
-
-
-def _area(boxes: np.ndarray) -> np.ndarray:
-    return (boxes[..., 2:] - boxes[..., :2]).prod(-1)
-
-
-def _share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of boxes [...,4], broadcast: how much of a lies in b; 0 where a has no extent."""
-    common, area = np.broadcast_arrays(_common(a, b), _area(a))
-    return np.divide(common, area, out=np.zeros(common.shape), where=area > 0)
-
-
-def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of boxes [...,4], broadcast; 0 where both have no extent."""
-    common = _common(a, b)
-    area = _area(a) + _area(b) - common
-    return np.divide(common, area, out=np.zeros(area.shape), where=area > 0)

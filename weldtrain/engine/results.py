@@ -13,11 +13,10 @@ import numpy as np
 from weldtrain.config import EvaluateConfig
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.predictions import predictions_of
 from weldtrain.data.tiles import Detections
 from weldtrain.engine.evaluator import Judged, Seen, judge
 from weldtrain.errors import DataError
-from weldtrain.formats.files import Folder
-from weldtrain.formats.results import read_results
 
 
 @dataclass
@@ -35,17 +34,8 @@ class Results:
 
     @classmethod
     def read(cls, path: str, index: AnnotationIndex) -> Results:
-        """Raises DataError for a file that holds no such results, and for pictures that are not clear in the index."""
-        classes, found, info = read_results(Path(path))
-        row_of, folder = {index.path(row): row for row in range(len(index))}, Folder(index.root)
-        by_row: dict[int, Detections] = {}
-        for name, parts in found.items():
-            rows = [row_of[picture] for picture in folder.find(name) if picture in row_of]
-            if len(rows) > 1 or (rows and rows[0] in by_row):
-                raise DataError(f"'{name}' may mean several pictures of the data, or another result means the same one", path,
-                                "predict with predict.source=DATASET.ROOT, so that paths are whole")
-            by_row |= dict.fromkeys(rows, Detections(*parts))
-        return cls(Path(path), classes, by_row, info)
+        """Raises DataError as `predictions_of` does."""
+        return cls(Path(path), *predictions_of(Path(path), index))
 
     def judged(self, index: AnnotationIndex, split: str, cfg: EvaluateConfig) -> Judged:
         """Raises DataError where a picture of the split was not looked at."""

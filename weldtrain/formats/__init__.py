@@ -1,4 +1,4 @@
-"""Readers of annotation formats. Each turns a folder into the same records and never writes to it."""
+"""Readers of annotation formats. Each turns a folder into the same records and never writes to it. What is found is `written`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from weldtrain.metrics.matching import Boxes, counted, match
 
 Interval = tuple[float, float]
 
-IOUS = tuple(np.linspace(0.5, 0.95, 10).tolist())  # of COCO
+_IOUS = np.linspace(0.5, 0.95, 10)  # of COCO
 _RECALLS = np.linspace(0, 1, 101)
 _ENTRIES = 2_000_000  # of resamples by detections that are in memory at once
 
@@ -77,16 +77,14 @@ def weighted_ap(
     return ap
 
 
-def class_aps(found: Boxes, truth: Boxes, classes: int, weights: np.ndarray, ious: Sequence[float]) -> np.ndarray:
-    """`weighted_ap` float64 [ious, classes, n] of each of so many classes at each IoU."""
-    ap = np.full((len(ious), classes, len(weights)), np.nan)
-    for at_iou, iou in zip(ap, ious):
-        met = match(found, truth, iou)
-        counts = counted(truth, met)
-        for label in range(1, classes + 1):
-            own = (found.labels == label) & counts
-            defects_in = np.bincount(truth.image[(truth.labels == label) & ~truth.ignored], minlength=weights.shape[1])
-            at_iou[label - 1] = weighted_ap(found.scores[own], met[own] >= 0, found.image[own], defects_in, weights)
+def class_aps(found: Boxes, truth: Boxes, met: np.ndarray, classes: int, weights: np.ndarray) -> np.ndarray:
+    """`weighted_ap` float64 [classes, n] of each of so many classes, by `met` of `match`."""
+    ap = np.full((classes, len(weights)), np.nan)
+    counts = counted(truth, met)
+    for label in range(1, classes + 1):
+        own = (found.labels == label) & counts
+        defects_in = np.bincount(truth.image[(truth.labels == label) & ~truth.ignored], minlength=weights.shape[1])
+        ap[label - 1] = weighted_ap(found.scores[own], met[own] >= 0, found.image[own], defects_in, weights)
     return ap
 
 
@@ -96,7 +94,7 @@ def resampled_aps(
     """COCO's AP in each resample: `map map_50 map_75` float64 [n], and `per_class_ap per_class_ap_50` by name. `weights`
     [n, pictures] as of `resamples`; ones [1, pictures] give the figures of `evaluate_detections` of all detections. NaN without
     defects; the means are of the classes that have some in that resample."""
-    ap = class_aps(found, truth, len(classes), weights, IOUS)
+    ap = np.stack([class_aps(found, truth, match(found, truth, iou), len(classes), weights) for iou in _IOUS])
     return {"map": mean_of_classes(ap.mean(0)), "map_50": mean_of_classes(ap[0]), "map_75": mean_of_classes(ap[5]),
             "per_class_ap": dict(zip(classes, ap.mean(0))), "per_class_ap_50": dict(zip(classes, ap[0]))}
 

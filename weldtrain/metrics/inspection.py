@@ -4,17 +4,18 @@ takes for what, and where it is weak. Pure functions of arrays."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from weldtrain.metrics.bootstrap import class_aps, interval, mean_of_classes, ratio_interval
-from weldtrain.metrics.matching import Boxes, match, take
+from weldtrain.metrics.matching import Boxes, take
 from weldtrain.metrics.operating_point import missed_at_most, rate_at_most
 from weldtrain.metrics.pod import NoPod, Pod, fit_pod
 
 SIZES = ("longer_side", "diagonal", "area_root")
+_OF_POD = ("a50", "a90", "a90_95", "a90_95_wald")
 _PLACES = (("top", "middle", "bottom"), ("left", "centre", "right"))
 
 
@@ -30,8 +31,9 @@ def sizes_of(boxes: np.ndarray, size: str) -> np.ndarray:
 class Inspected:
     """A split as it looks at the thresholds: a row for each defect that counts and each false call.
 
-    truth, found: the boxes that count; `size` and `call_size` of each, in the unit asked for; `called` bool, defects that were
-    found; `best` float, the score of what meets a defect, -inf where nothing does; `weights` int [n, pictures] of resamples.
+    `truth`, the defects, and `false`, the calls of nothing; `size` and `false_size` of each, in the unit asked for; of the
+    defects `called` bool, those that were found, and `best` float, the score of what meets it, -inf where nothing does; `clean`
+    bool [pictures], those without defects; `weights` int [n, pictures] of resamples.
     """
 
     classes: Sequence[str]
@@ -42,7 +44,7 @@ class Inspected:
     called: np.ndarray
     false: Boxes
     false_size: np.ndarray
-    clean: np.ndarray  # bool [pictures]
+    clean: np.ndarray
     weights: np.ndarray
     confidence: float
 
@@ -95,18 +97,16 @@ def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str
             continue
         sizes = seen.size[own]
         rows[name] = row(seen, own, seen.false.labels == label) | {"smallest": float(sizes.min()), "largest": float(sizes.max())}
+        rows[name] |= {**dict.fromkeys(_OF_POD), "pod_warnings": [], "no_pod": ""}
         try:
             pod = pods[name] = fit_pod(sizes, seen.called[own], link, scale)
-            rows[name] |= {"a50": pod.a50, "a90": pod.a90, "a90_95": finite(pod.a90_95),
-                           "a90_95_wald": finite(pod.a90_95_wald), "pod_warnings": list(pod.warnings), "no_pod": ""}
         except NoPod as e:
-            rows[name] |= {"a50": None, "a90": None, "a90_95": None, "a90_95_wald": None, "pod_warnings": [], "no_pod": str(e)}
+            rows[name]["no_pod"] = str(e)
+        else:
+            found_at = {figure: getattr(pod, figure) for figure in _OF_POD}
+            rows[name] |= {figure: size for figure, size in found_at.items() if np.isfinite(size)}  # JSON knows no infinity
+            rows[name]["pod_warnings"] = list(pod.warnings)
     return rows, pods
-
-
-def finite(value: float) -> float | None:
-    """None for infinity, which JSON does not know."""
-    return value if np.isfinite(value) else None
 
 
 def clean_pictures(seen: Inspected) -> dict[str, Any]:
@@ -114,20 +114,21 @@ def clean_pictures(seen: Inspected) -> dict[str, Any]:
     return row(seen, np.zeros(len(seen.called), bool), seen.clean[seen.false.image], seen.clean)
 
 
-def by_size(seen: Inspected, found: Boxes, truth: Boxes, unit: np.ndarray | float, size: str) -> list[dict[str, Any]]:
+def by_size(
+    seen: Inspected, found: Boxes, truth: Boxes, met: np.ndarray, unit: np.ndarray | float, size: str
+) -> list[dict[str, Any]]:
     """For each octave of sizes that holds a defect, `low high` in the unit, its `row`, and `ap_50` with `ap_50_interval`: what
     meets a defect of another octave, or none and is itself of another octave, counts neither way."""
     unit = np.broadcast_to(unit, seen.pictures)
-    sizes, call_sizes = (sizes_of(of.boxes, size) * unit[of.image] for of in (truth, found))
-    rows, met = [], match(found, truth)
-    of_met = np.append(_octave(sizes), np.nan)[met]  # the last is for -1
-    for power in np.unique(_octave(seen.size)).astype(int).tolist():
-        inside = take(truth, (_octave(sizes) == power) | truth.ignored)
-        counts = np.where(met >= 0, of_met, _octave(call_sizes)) == power
-        weights = np.concatenate([np.ones((1, seen.pictures), int), seen.weights])  # the first gives the figure itself
-        ap = mean_of_classes(class_aps(take(found, counts), inside, len(seen.classes), weights, (0.5,))[0])
-        rows.append({"low": 2.0**power, "high": 2.0 ** (power + 1),
-                     **row(seen, _octave(seen.size) == power, _octave(seen.false_size) == power),
+    there, called = (_octave(sizes_of(of.boxes, size) * unit[of.image]) for of in (truth, found))
+    called = np.where(met >= 0, np.append(there, np.nan)[met], called)  # the last is for -1
+    defects, calls = _octave(seen.size), _octave(seen.false_size)
+    weights = np.concatenate([np.ones((1, seen.pictures), np.int32), seen.weights])  # the first gives the figure itself
+    rows = []
+    for power in np.unique(defects).astype(int).tolist():
+        of_size, inside = called == power, replace(truth, ignore=truth.ignored | (there != power))
+        ap = mean_of_classes(class_aps(take(found, of_size), inside, met[of_size], len(seen.classes), weights))
+        rows.append({"low": 2.0**power, "high": 2.0 ** (power + 1), **row(seen, defects == power, calls == power),
                      "ap_50": None if np.isnan(ap[0]) else float(ap[0]), "ap_50_interval": interval(ap[1:])})
     return rows
 

@@ -38,10 +38,10 @@ def match(found: Boxes, truth: Boxes, min_iou: float = MIN_IOU, any_class: bool 
     met = np.full(len(found.labels), -1)
     of_found, of_truth = _pairs(found, truth, any_class)
     ignored, other = truth.ignored[of_truth], found.labels[of_found] != truth.labels[of_truth]
-    overlap = _overlap(found.boxes[of_found], truth.boxes[of_truth], ignored)
-    order = np.lexsort((other, -overlap, ignored, of_found, -found.scores[of_found]))
+    shared = overlap(found.boxes[of_found], truth.boxes[of_truth], ignored)
+    order = np.lexsort((other, -shared, ignored, of_found, -found.scores[of_found]))
     taken = np.zeros(len(truth.labels), bool)
-    for pair in order[overlap[order] >= min_iou]:
+    for pair in order[shared[order] >= min_iou]:
         detection, defect = of_found[pair], of_truth[pair]
         if met[detection] < 0 and not taken[defect]:
             met[detection] = defect
@@ -95,10 +95,11 @@ def _pairs(found: Boxes, truth: Boxes, any_class: bool) -> tuple[np.ndarray, np.
     return of_found, order[np.repeat(first, many) + place]
 
 
-def _overlap(a: np.ndarray, b: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """IoU of boxes a [n,4] and b [n,4], or where `within` the share of a that lies in b: float64 [n]."""
-    a, b = np.asarray(a, np.float64).reshape(-1, 4), np.asarray(b, np.float64).reshape(-1, 4)
-    sides = np.clip(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0, None)
-    common, area, other = sides.prod(1), (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
+def overlap(a: np.ndarray, b: np.ndarray, within: np.ndarray | bool = False) -> np.ndarray:
+    """IoU of boxes a and b [...,4], broadcast, or where `within` the share of a that lies in b: float64 [...], 0 where there is
+    no extent."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    sides = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0, None)
+    common, area, other = sides.prod(-1), (a[..., 2:] - a[..., :2]).prod(-1), (b[..., 2:] - b[..., :2]).prod(-1)
     whole = np.where(within, area, area + other - common)
-    return np.divide(common, whole, out=np.zeros(len(a)), where=whole > 0)
+    return np.divide(common, whole, out=np.zeros(whole.shape), where=whole > 0)

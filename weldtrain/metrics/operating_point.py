@@ -7,7 +7,7 @@ All take scores of one class: `hits` float [defects], the score of the detection
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,23 +107,19 @@ def missed_at_most(missed: int, defects: int, confidence: float = 0.95) -> float
     """The upper bound of the share that is missed, by Clopper and Pearson: that of which so few misses are improbable."""
     if missed >= defects:
         return 1.0
-    low, high = missed / defects, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _binomial(missed, defects, middle) > 1 - confidence else (low, middle)
-    return high
+    return _where_it_ends(lambda share: _binomial(missed, defects, share) > 1 - confidence, missed / defects, 1.0)
 
 
 def rate_at_most(count: int, pictures: int, confidence: float = 0.95) -> float:
     """The upper bound of the rate per picture of which so few false calls are improbable, were they a Poisson process (Garwood,
     1936)."""
-    low, high = 0.0, 10.0 + 3 * count
     i = np.arange(count + 1)
-    for _ in range(60):
-        middle = (low + high) / 2
-        at_most = float(np.exp(i * math.log(middle) - middle - _log_factorial(i)).sum())
-        low, high = (middle, high) if at_most > 1 - confidence else (low, middle)
-    return high / pictures
+    ways = _log_factorial(i)
+
+    def probable(rate: float) -> bool:
+        return float(np.exp(i * math.log(rate) - rate - ways).sum()) > 1 - confidence
+
+    return _where_it_ends(probable, 0.0, 10.0 + 3 * count) / pictures
 
 
 def verified(missed: int, defects: int, share: float, confidence: float = 0.95) -> str:
@@ -165,6 +161,14 @@ def _best(thresholds: np.ndarray, worth: np.ndarray) -> float:
     return float(thresholds[len(worth) - 1 - int(np.argmax(worth[::-1]))])
 
 
+def _where_it_ends(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """The number between both from which on something that holds at the lower one does not."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return high
+
+
 def _refused(missed: int, n: int, share: float, confidence: float) -> bool:
     """Whether so few misses are improbable, were more than `share` missed: Clopper and Pearson's bound then lies below it."""
     return missed < n and _binomial(missed, n, share) <= 1 - confidence
@@ -188,6 +192,7 @@ def _lack(n: int, missed: int, share: float, confidence: float) -> tuple[str, in
     if n and missed / n >= share:
         return (f"{missed} of {n} defects are found at no threshold: at such a share no number of defects supports the promise "
                 f"of {promise}"), None
+
     def supports(m: int) -> bool:
         return _refused(round(missed * m / max(n, 1)), m, share, confidence)
 
@@ -201,4 +206,3 @@ def _lack(n: int, missed: int, share: float, confidence: float) -> tuple[str, in
         low, enough = (low, middle) if supports(middle) else (middle, enough)
     return (f"{n} defects, of which {n - missed} can be found, are too few for the promise of {promise}: some "
             f"{enough - n} more are needed"), enough - n
-

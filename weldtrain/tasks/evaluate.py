@@ -38,6 +38,7 @@ from weldtrain.metrics.inspection import Inspected
 from weldtrain.metrics.matching import Boxes, pr_curves
 from weldtrain.metrics.operating_point import Rule, same_rule
 from weldtrain.telemetry import judgement, report
+from weldtrain.telemetry.charts import short
 from weldtrain.telemetry.console import ap_table, table
 from weldtrain.telemetry.drawing import cropped
 from weldtrain.telemetry.provenance import provenance, version
@@ -156,7 +157,7 @@ def _inspect(
         "all": inspection.row(seen, np.ones(len(seen.called), bool), np.ones(len(seen.false.labels), bool)),
         "clean_pictures": inspection.clean_pictures(seen),
         "intervals": ap_intervals(found, truth, classes, weights),
-        "by_size": inspection.by_size(seen, found, truth, unit, ask.size),
+        "by_size": inspection.by_size(seen, found, truth, met, unit, ask.size),
         "by_position": inspection.by_place(seen, index.sizes[about["rows"]]),
         "by_column": {name: inspection.by_picture(seen, values) for name, values in about["columns"].items()},
         "confusion": confusion(found, truth, np.array([thresholds[name] for name in classes]), len(classes)).tolist(),
@@ -212,7 +213,7 @@ def _gallery(
 
     def of_miss(i: int) -> str:
         best = f"score {seen.best[i]:.2f}" if np.isfinite(seen.best[i]) else "no detection"
-        return f"{judgement.sized(seen.size[i])} {unit}, {best}"
+        return f"{short(seen.size[i])} {unit}, {best}"
 
     return {
         "misses": [shown(seen.truth, i, of_miss(i)) for i in inspection.worst_misses(seen)],

@@ -1,4 +1,4 @@
-"""task=predict: what a checkpoint finds in pictures, drawn and as COCO results, CSV, VOC or YOLO. Needs no more than those."""
+"""task=predict: what a checkpoint finds in pictures, drawn and as COCO results, CSV, VOC or YOLO. Needs both alone."""
 
 from __future__ import annotations
 
@@ -206,8 +206,7 @@ def _beside(work: Callable[[Found], None]) -> Iterator[Callable[[Found], None]]:
 
 def _draw(file: Path, image: np.ndarray, found: Found, classes: list[str]) -> None:
     """A JPEG of the picture with its findings, or a PNG where it is too large for that."""
-    rgb = np.repeat(image, 3 // image.shape[2], axis=2)
-    drawn = cv2.cvtColor(draw_all(rgb, found.boxes, found.labels, found.scores, classes), cv2.COLOR_RGB2BGR)
+    drawn = cv2.cvtColor(draw_all(image, found.boxes, found.labels, found.scores, classes), cv2.COLOR_RGB2BGR)
     if max(drawn.shape) > _JPEG_MOST_PX:
         file = file.with_name(f"{file.name}.png")
     _, data = cv2.imencode(file.suffix, drawn, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])

@@ -29,8 +29,12 @@ _HARDLY_HIDDEN, _MOST_HIDDEN = 0.1, 0.5  # shares of a box that a label covers
 
 def enlarged(image: np.ndarray, scale: float) -> np.ndarray:
     """uint8 [H,W,3] RGB at `scale`, of RGB or one channel."""
-    rgb = np.repeat(image, 3 // image.shape[2], axis=2)  # grey ones take colours as well
-    return cv2.resize(rgb, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+    return cv2.resize(_rgb(image), None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+
+
+def _rgb(image: np.ndarray) -> np.ndarray:
+    """A copy in colour: grey pictures take colours as well."""
+    return np.repeat(image, 3 // image.shape[2], axis=2)
 
 
 def cropped(image: np.ndarray, box: Sequence[float], there: np.ndarray, called: np.ndarray, labels: Sequence[int]) -> np.ndarray:
@@ -54,13 +58,13 @@ def cropped(image: np.ndarray, box: Sequence[float], there: np.ndarray, called: 
 def draw_all(
     image: np.ndarray, boxes: np.ndarray, labels: Sequence[int], scores: Sequence[float], classes: Sequence[str]
 ) -> np.ndarray:
-    """A copy of uint8 [H,W,3] RGB with what was found: boxes [n,4] x1,y1,x2,y2 in px, labels from 1.
+    """uint8 [H,W,3] RGB, a picture uint8 [H,W,3] or [H,W,1] with what was found: boxes [n,4] x1,y1,x2,y2 in px, labels from 1.
 
     Classes share the colours in turn: the second seven are dashed, those behind them dotted. A class whose name holds a
     letter that no font has is called by its number. Labels keep clear of each other and of defects where there is room,
     are shorter where there is little, and missing where there is none; the surest are placed first.
     """
-    drawn = image.copy()
+    drawn = _rgb(image)
     shown = [k for k in np.argsort(-np.asarray(scores, float), kind="stable").tolist() if _visible(boxes[k], image)]
     frames = np.array([_pixels(boxes[k], image) for k in shown], int).reshape(-1, 4)
     text_px, width = _sizes(image)

@@ -31,14 +31,9 @@ def write(
         pod_charts={name: _pod_chart(pod, told["classes"][name], told["unit"]) for name, pod in pods.items()},
         pr_charts={name: _pr_chart(curve, told["classes"][name]["threshold"]) for name, curve in curves.items()
                    if name in told["classes"]},
-        calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, sized=sized, found_at=found_at,
+        calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, found_at=found_at,
         names=[*told["names"], "background"],
     )
-
-
-def sized(value: float) -> str:
-    """A size in its unit, three digits."""
-    return short(value)
 
 
 def found_at(of_class: Mapping[str, Any], figure: str) -> str:

@@ -1,0 +1,29 @@
+"""What a detector found in the pictures of an index, from a file of COCO results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weldtrain.data.index import AnnotationIndex
+from weldtrain.data.tiles import Detections
+from weldtrain.errors import DataError
+from weldtrain.formats.files import Folder
+from weldtrain.formats.results import read_results
+
+
+def predictions_of(path: Path, index: AnnotationIndex) -> tuple[list[str], dict[int, Detections], dict[str, Any]]:
+    """The classes, what was found by row of the index, and what is said of how it was made.
+
+    Raises DataError for a file that holds no such results, and for pictures that are not clear in the index.
+    """
+    classes, found, info = read_results(path)
+    row_of, folder = {index.path(row): row for row in range(len(index))}, Folder(index.root)
+    by_row: dict[int, Detections] = {}
+    for name, parts in found.items():
+        rows = [row_of[picture] for picture in folder.find(name) if picture in row_of]
+        if len(rows) > 1 or (rows and rows[0] in by_row):
+            raise DataError(f"'{name}' may mean several pictures of the data, or another result means the same one", path,
+                            "predict with predict.source=DATASET.ROOT, so that paths are whole")
+        by_row |= dict.fromkeys(rows, Detections(*parts))
+    return classes, by_row, info
