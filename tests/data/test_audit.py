@@ -112,7 +112,7 @@ def test_sizes_on_the_device_follow_the_models_scale():
     # 12000x2000 at 800/1333: the long side decides, 0.111; 500x400 at the short side, 2.0.
     index = index_of([(12000, 2000), (500, 400)], [(0, 0, 9, 9), (10, 10, 20, 50)])
     (pores,) = survival(index, ModelConfig())
-    np.testing.assert_allclose(pores.sizes_px, [9 * 1333 / 12000, 2 * np.sqrt(10 * 40)], rtol=1e-6)
+    np.testing.assert_allclose(pores.sizes_px, [9 * 1333 / 12000, 2 * np.sqrt(10 * 40)], rtol=1e-3)
     assert pores.limit_px == 8 and pores.below == 0.5
 
 
@@ -124,7 +124,7 @@ def test_the_advice_lifts_what_it_speaks_of_above_the_limit():
     raised = [int(part.split()[0]) for part in pores.advice.replace(",", "").split(" to ")[1:]]
     (after,) = survival(index, ModelConfig(min_size=raised[0], max_size=raised[1]))
     assert after.below <= audit.SMALL_SHARE and after.advice == ""
-    tile = int(pores.advice.split("tiles of ")[1].split()[0])
+    tile = int(pores.advice.split("model.tiles=")[1])
     (tiled,) = survival(index_of([(tile, tile)] * 100, index.boxes), model)
     assert tiled.below <= audit.SMALL_SHARE + 0.01
     kinds = {f.kind: f for f in survival_findings([pores], model)}

@@ -12,7 +12,9 @@ from weldtrain.data.batch import IGNORED
 from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
-from weldtrain.data.tiles import Detections, Lately, TiledIndex, joined
+from weldtrain.data.predictions import Detections
+from weldtrain.data.tiles import Lately, TiledIndex
+from weldtrain.engine.joining import joined
 from weldtrain.formats.record import DIFFICULT
 
 RNG = np.random.default_rng(3)
@@ -182,6 +184,50 @@ def test_classes_are_not_mixed_and_noise_makes_no_finding_longer(windows):
     parts[middle] = parts[middle]._replace(labels=np.array([1]), scores=np.array([0.02]))
     widths = np.sort(np.diff(joined(parts, windows, 0.5).boxes[:, [0, 2]], axis=1).ravel())
     assert widths[-1] < 1100  # the rest beyond the doubtful piece is not one with it
+
+
+def of(score, *boxes):
+    """What one tile shows: boxes of one class."""
+    return Detections(np.array(boxes, float).reshape(-1, 4), np.ones(len(boxes), int), np.full(len(boxes), score))
+
+
+TWO = np.array([[0, 0, 256, 256], [228, 0, 484, 256]])  # that share 28 px
+
+
+@pytest.mark.parametrize("score", [0.9, 0.6, 0.1])
+def test_a_piece_of_what_the_next_tile_sees_whole_goes_however_doubtful(score):
+    one = joined([of(score, (230, 100, 256, 120)), of(0.9, (232, 99, 290, 121))], TWO, 0.5)
+    assert one.boxes.tolist() == [[230, 99, 290, 121] if score > 0.8 else [232, 99, 290, 121]] or score == 0.9
+    assert len(one.boxes) == 1 and one.scores.tolist() == [0.9]
+
+
+def test_a_doubtful_piece_that_goes_on_beyond_the_sure_one_stays_by_itself():
+    one = joined([of(0.3, (20, 100, 256, 120)), of(0.9, (228, 99, 290, 121))], TWO, 0.5)
+    assert one.boxes.tolist() == [[228, 99, 290, 121], [20, 100, 256, 120]] and one.scores.tolist() == [0.9, 0.3]
+
+
+def test_two_pores_at_facing_edges_stay_two():
+    one = joined([of(0.9, (250, 100, 256, 108)), of(0.9, (228, 101, 234, 109))], TWO, 0.5)
+    assert len(one.boxes) == 2
+
+
+@pytest.mark.parametrize("tiles", [TWO, np.array([[0, 0, 256, 256], [256, 0, 512, 256]])], ids=["overlapping", "touching"])
+def test_halves_that_reach_each_other_are_one(tiles):
+    one = joined([of(0.9, (100, 100, 256, 120)), of(0.9, (tiles[1, 0], 112, 400, 130))], tiles, 0.5)
+    assert one.boxes.tolist() == [[100, 100, 400, 130]]
+
+
+def test_all_tiles_of_a_picture_are_seen_at_one_scale(strips):
+    strips.sizes = np.array([(430, 64), (90, 60)], np.int32)
+    data = DetectionDataset(strips, "train", strips.names, replace(MODEL, min_size=200, max_size=400, tiles=100))
+    assert data.sizes[:-1].tolist() == [[200, 128]] * 6  # twice as large, as full tiles are
+    assert data.sizes[-1].tolist() == [300, 200]  # a whole picture as without tiles
+
+
+def test_tiles_without_overlap_teach_no_slivers(plates, cache):
+    index = open_index(plates({"a.png": STRIP[:, :400]}, {"a": plates.crack((10, 40, 204, 60))}), cache)
+    data = TiledIndex(index, 100, 0.0)
+    assert [(data.flags[data.box_rows(row)] & DIFFICULT).tolist() for row in range(4)] == [[0], [0], [DIFFICULT], []]
 
 
 def test_nothing_found_is_nothing():

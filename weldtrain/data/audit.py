@@ -265,8 +265,7 @@ def limit_px(model: ModelConfig) -> float:
 
 def survival(index: AnnotationIndex, model: ModelConfig) -> list[Survival]:
     """How large each class's boxes are at the model's scale, against what its feature map and anchors can hold."""
-    sides = index.sizes.astype(float)
-    scale = np.minimum(model.min_size / sides.min(1), model.max_size / sides.max(1))
+    scale = (index.target_sizes(model.min_size, model.max_size) / index.sizes).mean(1)
     per_box = np.repeat(scale, np.diff(index.box_offsets))
     extents = (index.boxes[:, 2:] - index.boxes[:, :2]) * per_box[:, None]
     limit = limit_px(model)
@@ -289,7 +288,7 @@ def _advice(sizes: np.ndarray, scale: np.ndarray, limit: float, model: ModelConf
     min_size, max_size = (math.ceil(side * factor / 10) * 10 for side in (model.min_size, model.max_size))
     tile = int(model.min_size / (float(np.median(scale)) * factor))
     raised = f"raise model.min_size to {min_size} and model.max_size to {max_size}"
-    return f"{raised}, or cut the pictures into tiles of {tile} px" if tile >= 64 else f"{raised}, or take sharper pictures"
+    return f"{raised}, or set model.tiles={tile}" if tile >= 64 else f"{raised}, or take sharper pictures"
 
 
 def _counts_from_one(index: AnnotationIndex) -> bool:

@@ -59,7 +59,7 @@ class DetectionDataset(Dataset):
         self.index = index = tiled(index, model)
         self.rows = index.rows(split)
         self.window = Window.of(model)
-        self.sizes = images.target_sizes(index.sizes, model.min_size, model.max_size)
+        self.sizes = index.target_sizes(model.min_size, model.max_size)
         self.augment, self.seed, self.spare = augment, seed, spare
         self.defective = self.rows[np.diff(index.box_offsets)[self.rows] > 0]
         self.cache: PictureCache | None = None
@@ -208,14 +208,17 @@ class DetectionDataset(Dataset):
         laps("cache")
         if (kept := self.cache.get(row)) is not None:
             return kept
-        shown = {}
-        for at in self.index.siblings(row):  # as long as the file is at hand
-            if at != row and at in self.cache:
-                continue
-            picture = self.decoded(at, laps)
-            laps("cache")
-            shown[at] = self.cache.put(at, picture)
-        return shown[row]
+        picture = self._kept(row, laps)
+        for at in self.index.siblings(row):  # as long as the file is at hand, and where the cache has room
+            if row in self.cache and at not in self.cache:
+                self._kept(at, laps)
+        return picture
+
+    def _kept(self, row: int, laps: Laps) -> np.ndarray:
+        """Decoded, and put into the cache."""
+        picture = self.decoded(row, laps)
+        laps("cache")
+        return self.cache.put(row, picture)
 
     def decoded(self, row: int, laps: Callable[[str], None] = lambda stage: None) -> np.ndarray:
         """uint8 [h,w,C], a picture from its file or a tile of it, at the model's scale. Raises PictureError."""

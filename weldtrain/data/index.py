@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from weldtrain.config import nearest
-from weldtrain.data.images import Window, read_image
+from weldtrain.data.images import Window, read_image, target_sizes
 from weldtrain.errors import DataError, one_line
 from weldtrain.formats.record import CROWD, DECISIONS, DIFFICULT, Finding, dropped_boxes, summary
 
@@ -73,6 +73,10 @@ class AnnotationIndex:
     def siblings(self, row: int) -> range:
         """All rows that show the picture of this one."""
         return range(row, row + 1)
+
+    def target_sizes(self, min_size: int, max_size: int) -> np.ndarray:
+        """int64 [n,2]: the width and height in px at which a model of these sizes sees each row."""
+        return target_sizes(self.sizes, min_size, max_size)
 
     def path(self, row: int) -> str:
         """The picture's path below `root`."""

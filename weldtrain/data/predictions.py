@@ -1,15 +1,24 @@
-"""What a detector found in the pictures of an index, from a file of COCO results."""
+"""What a detector found in pictures, and from a file of COCO results what it found in those of an index."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from weldtrain.data.index import AnnotationIndex
-from weldtrain.data.tiles import Detections
 from weldtrain.errors import DataError
 from weldtrain.formats.files import Folder
 from weldtrain.formats.results import read_results
+
+
+class Detections(NamedTuple):
+    """Of one picture: boxes float64 [n,4] x1,y1,x2,y2 in px, labels int64 [n] from 1, scores float64 [n]."""
+
+    boxes: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
 
 
 def predictions_of(path: Path, index: AnnotationIndex) -> tuple[list[str], dict[int, Detections], dict[str, Any]]:

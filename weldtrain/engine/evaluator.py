@@ -15,9 +15,10 @@ from weldtrain.data.batch import Batch
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.index import AnnotationIndex
 from weldtrain.data.loader import Loader
-from weldtrain.data.tiles import Detections, joined
+from weldtrain.data.predictions import Detections
 from weldtrain.engine.distributed import agreed, gathered, world
 from weldtrain.engine.fitting import memory_told
+from weldtrain.engine.joining import joined
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.metrics.detection import evaluate_detections
 from weldtrain.metrics.matching import Boxes, match

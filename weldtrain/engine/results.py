@@ -13,8 +13,7 @@ import numpy as np
 from weldtrain.config import EvaluateConfig
 from weldtrain.data.images import Window
 from weldtrain.data.index import AnnotationIndex
-from weldtrain.data.predictions import predictions_of
-from weldtrain.data.tiles import Detections
+from weldtrain.data.predictions import Detections, predictions_of
 from weldtrain.engine.evaluator import Judged, Seen, judge
 from weldtrain.errors import DataError
 
