@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weldtrain.metrics.calibration import calibration_error, judged, reliability
+from weldtrain.metrics.calibration import calibration_error, error_interval, judged, reliability
 from weldtrain.metrics.matching import Boxes, match
 
 
@@ -32,6 +32,16 @@ def test_probabilities_are_calibrated_and_boasts_are_not():
     assert sum(b.precision_low <= b.mean_score <= b.precision_high for b in told) >= 8
 
 
+def test_the_error_moves_with_the_pictures():
+    # Picture 0 is sure by 0.9 and right, picture 1 by 0.6 and wrong: errors of 0.1 and 0.6 alone, of 0.35 together.
+    scores, correct, picture = np.array([0.9, 0.6]), np.array([True, False]), np.array([0, 1])
+    weights = np.array([[1, 1], [2, 0], [0, 2]])
+    for row, expected in zip(weights, (0.35, 0.1, 0.6)):
+        assert error_interval(scores, correct, picture, row[None]) == pytest.approx((expected, expected))
+    assert calibration_error(scores, correct) == pytest.approx(0.35)
+    assert error_interval(scores[:0], correct[:0], picture[:0], weights) is None
+
+
 def test_without_detections_nothing_can_be_said():
     assert reliability(np.zeros(0), np.zeros(0, bool)) == [] and calibration_error(np.zeros(0), np.zeros(0, bool)) is None
 
@@ -40,8 +50,9 @@ def test_what_meets_ignored_truth_is_left_out():
     place = np.array([[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]], float)
     truth = Boxes(np.zeros(2, int), place[:2], np.ones(2, int), ignore=np.array([False, True]))
     found = Boxes(np.zeros(3, int), place, np.ones(3, int), np.array([0.9, 0.8, 0.7]))
-    scores, correct = judged(found, truth, match(found, truth))
-    assert scores.tolist() == [0.9, 0.7] and correct.tolist() == [True, False]
+    scores, correct, picture = judged(found, truth, match(found, truth))
+    assert scores.tolist() == [0.9, 0.7] and correct.tolist() == [True, False] and picture.tolist() == [0, 0]
+    assert judged(found, truth, match(found, truth), np.array([0.5, 0.5, 0.75]))[0].tolist() == [0.9]
     none = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
     assert judged(found, none, match(found, none))[1].tolist() == [False] * 3
     assert judged(none, truth, match(none, truth))[0].tolist() == []

@@ -34,10 +34,12 @@ def test_perfect_detections_miss_nothing_at_no_false_call():
     found = Boxes(np.arange(160), boxes, ones, np.linspace(0.6, 1, 160))
     seen = inspected(truth, found, pictures=200)
     told, pods = inspection.by_class(seen, "logit", "log")
-    assert told.keys() == {"crack"} and not pods
+    assert told["slag"]["defects"] == 0 and told["slag"]["missed_share"] is told["slag"]["a90"] is None and not pods
     crack = told["crack"]
     assert (crack["missed"], crack["defects"], crack["false_calls_per_picture"]) == (0, 160, 0.0)
-    assert crack["missed_at_most"] == pytest.approx(1 - 0.05 ** (1 / 160)) and crack["missed_interval"] == (0, 0)
+    assert crack["missed_at_most"] == pytest.approx(1 - 0.05 ** (1 / 160)) and (
+        crack["missed_interval"] == pytest.approx((0, 1 - 0.025 ** (1 / 160))))  # exact, since no resample tells of a spread
+    assert crack["false_calls_interval"] == pytest.approx((0, -np.log(0.025) / 200))
     assert crack["a90"] is None and "all 160 defects were found" in crack["no_pod"]
     clean = inspection.clean_pictures(seen)
     assert (clean["pictures"], clean["defects"], clean["missed_share"], clean["false_calls_per_picture"]) == (40, 0, None, 0.0)
@@ -61,6 +63,8 @@ def test_the_size_that_is_found_comes_back_in_any_unit():
         assert crack["false_calls_per_picture"] == pytest.approx(0.1) and crack["missed"] == (~hit).sum()
         assert crack["a50"] == pytest.approx(12 * mm, rel=0.1) and len(pods) == 1
         assert crack["a90"] == pytest.approx(12 * mm * 9**0.25, rel=0.1) and crack["a90"] < crack["a90_95"] < 1.3 * crack["a90"]
+        assert crack["a50_interval"][0] < crack["a50"] < crack["a50_interval"][1] < 1.2 * crack["a50"]
+        assert crack["a90_interval"][0] < crack["a90"] < crack["a90_interval"][1] < 1.3 * crack["a90"]
 
 
 def test_ignored_truth_is_neither_missed_nor_called():
@@ -112,6 +116,22 @@ def test_small_false_calls_on_a_large_defect_count_against_small_ones():
     assert small["ap_50"] == pytest.approx(1 / 6) and large["ap_50"] == 0.0
 
 
+def test_a_false_call_of_a_class_that_is_not_there_has_its_row(small):
+    _, found, _ = small
+    crack = Boxes(np.array([0]), np.array([[0, 0, 10, 10]], float), np.array([1]))
+    slag = inspection.by_class(inspected(crack, found, pictures=3), "logit", "log")[0]["slag"]
+    assert (slag["defects"], slag["false_calls"], slag["false_calls_per_picture"]) == (0, 1, pytest.approx(1 / 3))
+
+
+def test_values_behind_the_fortieth_stand_together(small):
+    truth, found, _ = small
+    seen = inspected(truth, found, pictures=50)
+    told = inspection.by_picture(seen, [f"film {k // 2 if k < 20 else k}" for k in range(50)])
+    assert next(iter(told)) == "film 0" and told["film 0"]["defects"] == 3 and len(told) == 40
+    told = inspection.by_picture(seen, [f"film {k:02}" for k in range(50)])
+    assert len(told) == 41 and told["10 others"]["pictures"] == 10 and sum(r["pictures"] for r in told.values()) == 50
+
+
 def test_the_worst_come_first(small):
     _, _, seen = small
     assert inspection.worst_misses(seen).tolist() == [1, 2]  # 40 of cracks that are 25 in the middle, 12 of 12
@@ -123,6 +143,7 @@ def test_nothing_there_and_nothing_found_is_no_failure():
     none = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
     seen = inspected(none, none, pictures=2)
     sizes = inspection.by_size(seen, none, none, match(none, none), 1.0, "diagonal")
-    assert inspection.by_class(seen, "logit", "log") == ({}, {}) and not sizes
+    told, pods = inspection.by_class(seen, "logit", "log")
+    assert not pods and not sizes and all(r["defects"] == r["missed"] == 0 and r["missed_share"] is None for r in told.values())
     assert inspection.clean_pictures(seen)["false_calls_per_picture"] == 0.0
     assert all(r["missed_share"] is None for r in inspection.by_place(seen, np.array([[9, 9]] * 2)).values())

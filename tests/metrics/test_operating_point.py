@@ -16,8 +16,10 @@ from weldtrain.metrics.operating_point import (
     least_cost,
     missed_at_most,
     rate_at_most,
+    rate_between,
     same_rule,
     scores_of,
+    share_between,
     verified,
 )
 
@@ -122,6 +124,7 @@ def test_a_class_that_is_never_found_has_a_threshold_that_json_knows():
     none = choose(nothing, truth, np.zeros(0, int), ("crack",), 1, Rule())
     assert none["crack"]["threshold"] == 1.0
     assert same_rule(Rule(), Rule()._asdict()) and not same_rule(Rule(), Rule("f1")._asdict())
+    assert same_rule(Rule("f1", confidence=0.9), Rule("f1")._asdict()) and not same_rule(Rule(confidence=0.9), Rule()._asdict())
 
 
 def test_what_other_defects_say_of_a_promise():
@@ -133,5 +136,17 @@ def test_what_other_defects_say_of_a_promise():
 def test_false_calls_at_most_by_hand_and_by_scipy():
     assert rate_at_most(0, 18) == pytest.approx(-math.log(0.05) / 18)
     chi2 = pytest.importorskip("scipy.stats").chi2
-    for count in (1, 7, 200):
-        assert rate_at_most(count, 50) == pytest.approx(chi2.ppf(0.95, 2 * count + 2) / 2 / 50, rel=1e-9)
+    for count, confidence in ((1, 0.95), (7, 0.95), (200, 0.95), (100_000, 0.95), (1, 1 - 1e-9), (0, 1 - 1e-12)):
+        expected = chi2.isf(1 - confidence, 2 * count + 2) / 2 / 50
+        assert rate_at_most(count, 50, confidence) == pytest.approx(expected, rel=1e-6)
+
+
+def test_bounds_of_both_sides_by_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    for missed, defects in ((0, 12), (3, 40), (40, 40), (500, 9000)):
+        low = stats.beta.ppf(0.025, missed, defects - missed + 1) if missed else 0.0
+        high = stats.beta.ppf(0.975, missed + 1, defects - missed) if missed < defects else 1.0
+        assert share_between(missed, defects) == pytest.approx((low, high), abs=1e-9)
+    for count in (0, 1, 12, 900):
+        low = stats.chi2.ppf(0.025, 2 * count) / 2 / 50 if count else 0.0
+        assert rate_between(count, 50) == pytest.approx((low, stats.chi2.ppf(0.975, 2 * count + 2) / 2 / 50), rel=1e-7)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from weldtrain.metrics.pod import NoPod, _chi2_beyond, fit_pod
+from weldtrain.metrics.pod import NoPod, _chi2_beyond, fit_pod, resampled_sizes
 
 LINKS = ("logit", "probit")
 SCALES = ("log", "linear")
@@ -74,6 +74,31 @@ def test_equal_sizes_count_together():
     for unit in (1e-3, 1e4):  # what sizes are measured in does not matter
         scaled = fit_pod(unit * sizes, detected)
         assert (scaled.a50, scaled.a90_95) == pytest.approx((unit * pod.a50, unit * pod.a90_95), rel=1e-6)
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_resample_is_fitted_as_the_same_defects_again(link, scale, monkeypatch):
+    monkeypatch.setattr("weldtrain.metrics.pod._ENTRIES", 1000)  # several chunks
+    sizes, detected = simulated(1, link=link, scale=scale)
+    sizes, picture = sizes.round(2), np.arange(200) // 4
+    pod = fit_pod(sizes, detected, link, scale)
+    weights = np.concatenate([np.ones((1, 50), np.uint16), np.random.default_rng(0).poisson(1, (20, 50)).astype(np.uint16)])
+    told = resampled_sizes(pod, sizes, detected, picture, weights)
+    assert (told["a50"][0], told["a90"][0]) == pytest.approx((pod.a50, pod.a90), rel=5e-3)  # sizes to a hundredth
+    for i, times in enumerate(weights.astype(int)):
+        again = fit_pod(np.repeat(sizes, times[picture]), np.repeat(detected, times[picture]), link, scale)
+        assert (told["a50"][i], told["a90"][i]) == pytest.approx((again.a50, again.a90), rel=5e-3)
+
+
+def test_resamples_of_which_there_is_no_curve():
+    sizes, detected = simulated(0, n=100)
+    pod, picture = fit_pod(sizes, detected), np.arange(100)
+    small_found, large_missed = detected & (sizes < 1.5), ~detected & (sizes > 2.5)
+    small_missed, large_found = ~detected & (sizes < 1), detected & (sizes > 4)
+    weights = np.stack([detected, ~detected, small_found | large_missed, small_missed | large_found]).astype(np.uint16)
+    a90 = resampled_sizes(pod, sizes, detected, picture, weights)["a90"]
+    assert np.isnan(a90[:2]).all() and np.isinf(a90[2]) and 0.8 < a90[3] < 4
 
 
 def test_the_parameters_of_a_large_simulation_come_back_fast():

@@ -16,7 +16,7 @@ from weldtrain.models.detector import build_detector
 def guessing(configured, tmp_path):
     """`guessing("model.tiles=100", metrics={…})`: the path of a checkpoint in fp32."""
 
-    def make(*overrides, metrics=None, trained_px=(128, 128)):
+    def make(*overrides, metrics=None, trained_px=(128, 128), **more):
         cfg = configured("trainer.precision=fp32", *overrides)
         torch.manual_seed(0)
         model = build_detector(cfg.model, len(CLASSES))
@@ -26,7 +26,7 @@ def guessing(configured, tmp_path):
                 parameter.mul_(5)
         file = tmp_path / "guessing.pt"
         checkpoint.save(file, {"model": model.state_dict(), "classes": list(CLASSES), "config": asdict(replace(cfg)), "epoch": 1,
-                               "batch": 0, "step": 7, "metrics": metrics, "trained_px": list(trained_px)})
+                               "batch": 0, "step": 7, "metrics": metrics, "trained_px": list(trained_px), **more})
         return str(file)
 
     return make

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
@@ -43,7 +44,7 @@ def perfect(monkeypatch):
         found = Boxes(image, index.boxes[rows], dataset.labels_of(rows), np.full(len(rows), 0.9))
         met = match(found, truth)
         metrics = evaluate_detections(truth, found, met, pictures=len(dataset), classes=classes)
-        return Judged(metrics, truth, found, met, len(dataset))
+        return Judged(metrics, truth, found, met, len(dataset), index.identities(dataset.rows))
 
     monkeypatch.setattr(evaluate, "evaluate", as_it_is)
 
@@ -75,6 +76,56 @@ def test_thresholds_are_chosen_on_one_split_kept_and_verified_on_another(judged,
     other = judged("evaluate.operating_point=cost", model=model, place="other")
     assert other.summary["inspection"]["rule"]["by"] == "cost" and (other.checkpoints / evaluate.JUDGED).exists()
     assert "another one has to verify them" in (other.dir / "report.html").read_text()
+
+
+def trained_on(configured, cache, split):
+    index = open_index(configured().dataset, cache)
+    return torch.from_numpy(index.identities(index.rows(split)))
+
+
+def test_pictures_that_were_trained_on_verify_nothing(judged, guessing, configured, cache, tmp_path):
+    model = guessing(trained_on=trained_on(configured, cache, "train"))
+    told = judged("evaluate.split=train", model=model).summary["inspection"]
+    assert told["trained_on"] == told["shown"] > 0
+    assert "pictures with defects were trained on: what is found in them tells nothing" in (tmp_path / "run/run.log").read_text()
+    html = (tmp_path / "run/report.html").read_text()
+    assert "were trained on: these figures tell nothing of new pictures" in html and "holds here" not in html
+    assert judged(model=model, place="val").summary["inspection"]["trained_on"] == 0
+
+
+def test_pictures_that_chose_the_thresholds_are_known_in_any_folder_and_split(judged, guessing, configured, tmp_path):
+    import shutil
+    first = judged(model=guessing())
+    shutil.copytree(configured().dataset.root, tmp_path / "moved")
+    table = tmp_path / "moved/train_val_test_split.csv"
+    table.write_text(table.read_text().replace(",val", ",test"))
+    told = judged(f"dataset.root={tmp_path / 'moved'}", "evaluate.split=test", model=first.checkpoints / evaluate.JUDGED,
+                  place="moved").summary["inspection"]
+    assert told["chosen_on"] == "val" and told["in_sample"]
+    assert not judged("evaluate.split=train", model=first.checkpoints / evaluate.JUDGED, place="train").summary[
+        "inspection"]["in_sample"]
+
+
+@pytest.mark.parametrize("override", ["evaluate.tiles=64", "evaluate.max_detections=5", "evaluate.score_thresh=0.2"])
+def test_thresholds_hold_for_pictures_that_are_looked_at_as_those_were_that_chose_them(judged, guessing, override, tmp_path):
+    model = judged("evaluate.split=train", model=guessing()).checkpoints / evaluate.JUDGED
+    same = judged("evaluate.split=train", model=model, place="same")
+    assert not (same.checkpoints / evaluate.JUDGED).exists()
+    other = judged("evaluate.split=train", override, model=model, place="other")
+    assert (other.checkpoints / evaluate.JUDGED).exists()
+    assert "the checkpoint's thresholds were chosen with" in (tmp_path / "other/run.log").read_text()
+
+
+def test_a_checkpoint_of_the_first_release_is_judged_and_kept(judged, guessing):
+    file = guessing()
+    state = checkpoint.load(file)
+    del state["batch"], state["trained_px"]
+    torch.save({**state, "format": 1}, file)
+    first = judged("evaluate.split=train", model=file)
+    kept = first.checkpoints / evaluate.JUDGED
+    again = judged("evaluate.split=train", model=kept, place="again")
+    assert again.summary["best_epoch"] == first.summary["best_epoch"] == 1
+    assert again.summary["inspection"] == first.summary["inspection"]
 
 
 def test_the_report_holds_all_it_shows(judged):
@@ -152,7 +203,8 @@ def test_what_cannot_be_said_is_not_made_up(judged, configured, tmp_path, clean)
     record = judged(f"dataset.root={root}")
     told = json.loads((record.dir / "summary.json").read_text())
     assert (told["map"] is None) == clean and told["per_class_ap"]["slag"] is None
-    assert "slag" not in told["inspection"]["classes"]
+    slag = told["inspection"]["classes"]["slag"]
+    assert (slag["defects"], slag["missed_share"], slag["a90"]) == (0, None, None) and slag["false_calls"] >= 0
     assert told["inspection"]["clean_pictures"]["false_calls_per_picture"] is not None or not clean
     html = (record.dir / "report.html").read_text()
     assert ("shows no defect" in html) == clean and not re.search(r">-1<|\bnan\b|None", html)
@@ -197,10 +249,24 @@ def test_a_file_of_predictions_is_judged_as_the_detector_that_made_it(judged, pr
         assert other["threshold"] == pytest.approx(figures["threshold"], abs=1e-5)
     assert "was cut at" not in (tmp_path / "file/run.log").read_text() and not list(told.checkpoints.iterdir())
     assert "predictions.json on 8 pictures" not in (told.dir / "report.html").read_text()
+    assert told.summary["best_epoch"] is None
     file, _ = predicted(0.5)
     cut = judged("evaluate.split=train", "checkpoint=null", f"evaluate.predictions={file}", place="cut")
     assert cut.summary["map"] <= told.summary["map"]
     assert "was cut at a score of 0.5: AP is too low" in (tmp_path / "cut/run.log").read_text()
+
+
+def test_results_of_any_detector_are_judged_also_beyond_the_picture_and_beyond_a_hundred(judged, predicted):
+    file, _ = predicted(0.01)
+    results, about = json.loads(file.read_text()), json.loads(file.with_name(written.PICTURES).read_text())
+    about["info"] = {"thresholds": "0.5"}  # whatever that is
+    results += [{"image_id": about["images"][0]["id"], "category_id": 1, "bbox": box, "score": 1.0}
+                for box in ([-50, -50, 40, 40], [500, 20, 10, 10], [-9, -9, 900, 900], [128, 128, 0, 0]) for _ in range(60)]
+    file.write_text(json.dumps(results))
+    file.with_name(written.PICTURES).write_text(json.dumps(about))
+    told = judged("evaluate.split=train+val", "evaluate.choose_on=train+val", "checkpoint=null", f"evaluate.predictions={file}")
+    assert (told.dir / "report.html").exists() and told.summary["inspection"]["all"]["false_calls"] >= 240
+    assert "holds no picture" not in (told.dir / "run.log").read_text()
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -208,6 +274,7 @@ def test_a_file_of_predictions_is_judged_as_the_detector_that_made_it(judged, pr
     (lambda results, about: results[0].update(category_id=99), "result 1 is none, or of a picture or category"),
     (lambda results, about: results[0].update(score=7), "holds 7 as its score"),
     (lambda results, about: results[0].update(bbox=[1, 2]), "result 1 is none"),
+    (lambda results, about: results[0].update(bbox=[1, 2, -3, 4]), r"a box \[1, 2, -3, 4\] that is none"),
     (lambda results, about: about.pop("categories"), "is no COCO description"),
     (lambda results, about: about["categories"].pop(), "result|class")])
 def test_a_file_of_something_else_is_refused(judged, predicted, change, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -57,6 +58,8 @@ class AnnotationIndex:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    tile_px: int | None = None  # the side of the tiles that its rows are; None of whole pictures
+
     @property
     def whole(self) -> AnnotationIndex:
         """The index of whole pictures: this one, unless its rows are windows of another's."""
@@ -87,6 +90,16 @@ class AnnotationIndex:
         """The decoded picture, as `read_image` gives it. Raises PictureError."""
         return read_image(self.root / self.path(row), tuple(self.sizes[row].tolist()), bool(self.grey[row]), window)
 
+    def identities(self, rows: np.ndarray) -> np.ndarray:
+        """int64 [k]: of those of the rows that show defects a number each, by file name, size and boxes: by these a picture is
+        known again, wherever its data set lies and whichever split it is in."""
+        found = []
+        for row in rows[np.diff(self.box_offsets)[rows] > 0].tolist():
+            name = self.path(row).rpartition("/")[2].encode("utf-8", "surrogateescape")
+            parts = name, self.sizes[row].tobytes(), self.boxes[self.box_rows(row)].tobytes()
+            found.append(int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little", signed=True))
+        return np.array(found, np.int64)
+
     def split_names(self) -> list[str]:
         """The split of each picture."""
         return [self.splits[k] for k in self.split_ids]
@@ -113,10 +126,13 @@ class AnnotationIndex:
 
     def rows(self, split: str) -> np.ndarray:
         """int64 rows of a split, or of several, `val+test`, in path order. Raises DataError if one holds no picture."""
-        for name in self._named(split):
-            if name not in self.splits:
-                raise DataError(f"no picture in split '{name}'", self.root, f"the splits are {', '.join(self.splits)}")
+        for name in self.lacking(split):
+            raise DataError(f"no picture in split '{name}'", self.root, f"the splits are {', '.join(self.splits)}")
         return np.flatnonzero(self._is_in(split))
+
+    def lacking(self, split: str) -> list[str]:
+        """Those of the splits that are named which hold no picture."""
+        return [name for name in self._named(split) if name not in self.splits]
 
     def _is_in(self, split: str) -> np.ndarray:
         return np.isin(self.split_ids, [self.splits.index(name) for name in self._named(split)])

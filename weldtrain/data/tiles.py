@@ -31,7 +31,7 @@ class TiledIndex(AnnotationIndex):
     def __init__(self, whole: AnnotationIndex, tile_px: int, overlap: float, cut: np.ndarray | None = None) -> None:
         """Tiles of `tile_px` squared that share at least `overlap` of their side; of the pictures bool [n] to `cut`, else of
         all."""
-        self._whole, self._tile_px = whole, tile_px
+        self._whole, self.tile_px = whole, tile_px
         self.file, self.root, self.stamp, self.findings = whole.file, whole.root, whole.stamp, whole.findings
         self.names, self.splits, self.format, self.classes = whole.names, whole.splits, whole.format, whole.classes
         cut = np.ones(len(whole), bool) if cut is None else cut
@@ -63,12 +63,15 @@ class TiledIndex(AnnotationIndex):
         first, end = self._first[self._shown[row] : self._shown[row] + 2]
         return range(first, end)
 
+    def identities(self, rows: np.ndarray) -> np.ndarray:
+        return self._whole.identities(np.unique(self._shown[rows]))
+
     def path(self, row: int) -> str:
         return self._whole.path(self._shown[row])
 
     def target_sizes(self, min_size: int, max_size: int) -> np.ndarray:
         several = np.diff(self._first)[self._shown] > 1
-        at_tiles_scale = np.maximum(self.sizes * min_size // self._tile_px, 1)
+        at_tiles_scale = np.maximum(self.sizes * min_size // self.tile_px, 1)
         return np.where(several[:, None], at_tiles_scale, super().target_sizes(min_size, max_size))
 
     def _cut_boxes(self, grids: list[np.ndarray], long_px: int) -> None:

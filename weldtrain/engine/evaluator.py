@@ -29,14 +29,17 @@ from weldtrain.watchdog import beat
 
 
 class Judged(NamedTuple):
-    """`metrics` are those of `evaluate_detections`; `truth` and `found`, in pixels of the files' pictures, and `met`, the `match`
-    of both, of the first rank alone, elsewhere None."""
+    """`metrics` are those of `evaluate_detections`; `truth` and `found`, in pixels of the files' pictures, `met`, the `match` of
+    both, and `shown`, the pictures' `identities`, of the first rank alone, elsewhere None. `tile_px` is the side of the tiles in
+    which pictures were looked at, None where that was whole."""
 
     metrics: dict[str, Any]
     truth: Boxes | None
     found: Boxes | None
     met: np.ndarray | None
     pictures: int = 0
+    shown: np.ndarray | None = None
+    tile_px: int | None = None
 
 
 class Seen(NamedTuple):
@@ -56,29 +59,35 @@ def evaluate(
     parts = list(seen(model, loader, device, dtype, "evaluate.batch_size", "the evaluation"))
     beat("the metrics")
     of_all = _dealt(gathered(parts))
-    tiles = int(np.bincount(dataset.index.shown(dataset.rows)).max())
-    return judge(pictures(of_all, dataset, model), dataset.index.whole, dataset.pictures, classes, cfg, tiles)
+    return judge(pictures(of_all, dataset, model), dataset.index.whole, dataset.pictures, classes, cfg, dataset.index.tile_px)
 
 
 def judge(
-    found: Iterable[Seen], index: AnnotationIndex, rows: np.ndarray, classes: Sequence[str], cfg: EvaluateConfig, tiles: int = 1
+    found: Iterable[Seen], index: AnnotationIndex, rows: np.ndarray, classes: Sequence[str], cfg: EvaluateConfig,
+    tile_px: int | None = None,
 ) -> Judged:
-    """What was `found` in all pictures `rows` of an index, in that order, beside what is there; on the first rank. `tiles` are
-    those of the picture that has most, each with evaluate.max_detections."""
+    """What was `found` in all pictures `rows` of an index, in that order, beside what is there; on the first rank. All of it
+    counts: evaluate.max_detections is what the detector was held to."""
     if not world().first:
-        return Judged(agreed(None), None, None, None)
+        return Judged(agreed(None), None, None, None, tile_px=tile_px)
     truth, called = _truth(index, rows, classes), _found(found, rows)
     met = match(called, truth)
+    most = int(np.bincount(called.image, minlength=1).max())
     metrics = evaluate_detections(truth, called, met, pictures=len(rows), classes=classes,
-                                  max_detections=cfg.max_detections * tiles, false_call_score=cfg.false_call_score)
-    return Judged(agreed(metrics), truth, called, met, len(rows))
+                                  max_detections=max(cfg.max_detections, most), false_call_score=cfg.false_call_score)
+    return Judged(agreed(metrics), truth, called, met, len(rows), index.identities(rows), tile_px)
 
 
 def operating_points(judged: Judged, classes: Sequence[str], cfg: EvaluateConfig) -> dict[str, Any]:
-    """The thresholds that the rule of `cfg` chooses by what was judged, as a checkpoint keeps them: `rule`, `split`, and `points`
-    by class."""
+    """The thresholds that the rule of `cfg` chooses by what was judged, as a checkpoint keeps them: `rule`, `split`, `seen_in`,
+    how pictures were looked at, and `points` by class."""
     points = choose(judged.found, judged.truth, judged.met, classes, judged.pictures, rule_of(cfg))
-    return {"rule": rule_of(cfg)._asdict(), "split": cfg.split, "points": points}
+    return {"rule": rule_of(cfg)._asdict(), "split": cfg.split, "points": points, "seen_in": seen_in(judged.tile_px, cfg)}
+
+
+def seen_in(tile_px: int | None, cfg: EvaluateConfig) -> dict[str, Any]:
+    """How a detector looks at pictures: thresholds that were chosen in one way promise nothing in another."""
+    return {"tile_px": tile_px, "max_detections": cfg.max_detections, "score_thresh": cfg.score_thresh}
 
 
 def rule_of(cfg: EvaluateConfig) -> Rule:

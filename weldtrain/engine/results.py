@@ -27,7 +27,7 @@ class Results:
     found: dict[int, Detections]
     info: dict[str, Any]
     points: None = None
-    epoch: int = 0
+    epoch: None = None
     step: int = 0
     window: Window = Window()
 
@@ -42,12 +42,20 @@ class Results:
         missing = [index.path(row) for row in rows if row not in self.found]
         if missing:
             raise DataError(f"holds nothing of {missing[0]}" + f" and {len(missing) - 1} other pictures" * (len(missing) > 1)
-                            + f" of split {split}", self.path, "predict the whole split; unread.csv names what could not be read")
+                            + f" of split {split}", self.path,
+                            "predict the whole split (unread.csv names what could not be read); or name splits that it holds in "
+                            "evaluate.split and evaluate.choose_on")
         return judge(self._of(rows), index, rows, self.classes, cfg)
 
     def cut_at(self) -> float:
         """The highest of the thresholds below which nothing was kept; 0 where the file names none."""
-        return max(self.info.get("thresholds", {}).values(), default=0.0)
+        named = self.info.get("thresholds")
+        scores = named.values() if isinstance(named, dict) else ()
+        return max((float(score) for score in scores if isinstance(score, (int, float))), default=0.0)
+
+    def overlap(self, name: str, shown: np.ndarray) -> int:
+        """What made the results is not known, nor what that was trained on."""
+        return 0
 
     def made_of(self) -> dict[str, str]:
         """What it is, for a reader."""

@@ -19,13 +19,15 @@ from weldtrain.engine import checkpoint
 from weldtrain.engine.device import autocast_dtype
 from weldtrain.models.detector import Detector, build_detector
 
+_TO_GO_ON = ("optimizer", "scaler", "random", "clock", "sums", "ranking")  # of a checkpoint: as large as the model and more
 _REDUCED = 0.5  # a picture that would be seen at less than this of the scale that was trained at is cut into tiles
 
 
 @dataclass
 class Trained:
     """`points` is what `operating_points` gave, None where the checkpoint is none of a judged epoch; `trained_px` the median
-    width and height in px of the pictures that were trained on, None of an earlier release."""
+    width and height in px of the pictures that were trained on, None of an earlier release; `state` all else of the checkpoint
+    but what a run goes on by."""
 
     path: Path
     model: Detector
@@ -44,7 +46,7 @@ class Trained:
         model = build_detector(cfg, len(state["classes"]))
         model.load_state_dict(checkpoint.weights(state))
         return cls(Path(path), model.to(device, memory_format=torch.channels_last), state["classes"], cfg,
-                   autocast_dtype(trainer_cfg.precision, device), state,
+                   autocast_dtype(trainer_cfg.precision, device), {k: v for k, v in state.items() if k not in _TO_GO_ON},
                    (state.get("metrics") or {}).get("operating_points"), state.get("trained_px"))
 
     @property
@@ -78,10 +80,16 @@ class Trained:
         """By class; empty where the checkpoint holds none."""
         return {name: point["threshold"] for name, point in self.points["points"].items()} if self.points else {}
 
-    def with_points(self, points: Mapping[str, Any]) -> dict[str, Any]:
+    def overlap(self, name: str, shown: np.ndarray) -> int:
+        """How many of these pictures, `identities`, it was `trained_on` or its thresholds were `chosen_on`."""
+        known = self.state.get(name)
+        return 0 if known is None else int(np.isin(shown, known.numpy()).sum())
+
+    def with_points(self, points: Mapping[str, Any], chosen_on: np.ndarray) -> dict[str, Any]:
         """A checkpoint of these thresholds, with all that judging and predicting need and nothing to resume by."""
-        kept = ("classes", "config", "epoch", "batch", "step", "trained_px")
+        kept = ("format", "classes", "config", "epoch", "batch", "step", "trained_px", "trained_on")
         return {**{key: self.state[key] for key in kept if key in self.state}, "model": checkpoint.weights(self.state),
+                "chosen_on": torch.from_numpy(chosen_on),
                 "metrics": {**(self.state.get("metrics") or {}), "operating_points": dict(points)}}
 
     def samples(self, index: AnnotationIndex, tiles: int | str) -> tuple[AnnotationIndex, ModelConfig]:

@@ -74,6 +74,8 @@ class Trainer:
         self.epoch = self.batch = self.step = 0
         self.unjudged = False  # an epoch has ended and its evaluation is still to come
         self.best: dict[str, Any] | None = None
+        self._trained_on = torch.from_numpy(loader.dataset.index.identities(loader.dataset.rows))
+        self._chosen_on: torch.Tensor | None = None  # of what operating points were chosen by
         self.stale = 0  # evaluations since the best
         self.ranking: list[list[float]] = []  # [worth, epoch] of the epochs that are kept, the best first
         self.skipped = 0
@@ -270,6 +272,7 @@ class Trainer:
             self.record.curves(self.step, "val/pr", pr_curves(judged.found, judged.truth, judged.met, self.classes))
         if self.world.first:  # which alone writes checkpoints
             metrics["operating_points"] = operating_points(judged, self.classes, self.cfg.evaluate)
+            self._chosen_on = torch.from_numpy(judged.shown)
         log.info("epoch %d: AP50 %s, AP %s", self.epochs_done, figure(metrics["map_50"]), figure(metrics["map"]))
         return metrics
 
@@ -349,6 +352,8 @@ class Trainer:
             "unlogged": self._unlogged,
             "clock": self.clock.state(self.world.size),
             "classes": self.classes,
+            "trained_on": self._trained_on,
+            "chosen_on": self._chosen_on,
             "trained_px": np.median(dataset.index.whole.sizes[dataset.pictures], 0).tolist(),
             "config": asdict(self.cfg),
         }
@@ -370,6 +375,7 @@ class Trainer:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
         for name in ("epoch", "step", "unjudged", "best", "stale", "ranking", "skipped"):
             setattr(self, name, state[name])
+        self._chosen_on = state.get("chosen_on")
         set_rates(self.optimizer, lr_factor(max(self.step - 1, 0), self.total_steps, self.cfg.scheduler))
         together = self.cfg.loader.batch_size * self.world.size
         self.batch, rest = divmod(state["pictures"], together)
@@ -387,13 +393,16 @@ class Trainer:
         if not self.world.first:
             return
         checkpoint.tidy(self.record.checkpoints)
-        if state.get("metrics") is None:  # in mid-epoch
+        if self.batch or self.unjudged:
             return
-        own = _of_epoch(self.epochs_done)
-        names = ["best.pt"] * (self.best["epoch"] + 1 == self.epochs_done) + [own] * (own in self._kept(None))
-        for path in (self.record.checkpoints / name for name in names):
+        own, best = _of_epoch(self.epochs_done), self.best or {"epoch": None, "metrics": None}
+        copies = {own: state} if own in self._kept(None) else {}
+        if best["epoch"] == self.epochs_done - 1:
+            copies["best.pt"] = {**state, "metrics": best["metrics"]}
+        for name, wanted in copies.items():
+            path = self.record.checkpoints / name
             if not checkpoint.is_of_step(path, state["step"]):
-                checkpoint.save(path, state)
+                checkpoint.save(path, wanted)
 
 
 def _with_rates_of(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -48,9 +48,9 @@ def read_results(path: Path) -> Results:
         except (KeyError, TypeError, ValueError) as e:
             raise DataError(f"result {number} is none, or of a picture or category that {PICTURES} does not know ({e!r})", path,
                             _EXPECTED) from None
-        if not np.isfinite(row).all() or not 0 <= row[5] <= 1:
-            raise DataError(f"result {number} holds {row[5]:g} as its score, or a corner that is no number", path,
-                            "scores are from 0 to 1")
+        if not np.isfinite(row).all() or not 0 <= row[5] <= 1 or width < 0 or height < 0:
+            raise DataError(f"result {number} holds {row[5]:g} as its score, or a box [{x:g}, {y:g}, {width:g}, {height:g}] that "
+                            "is none", path, "scores are from 0 to 1, and sides no less than 0")
         of_picture.append(row)
     tables = {name: np.array(table, np.float64).reshape(-1, 6) for name, table in rows.items()}
     info = about.get("info")

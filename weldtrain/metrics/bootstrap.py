@@ -7,27 +7,37 @@ taking them for independent promises too much; and of few groups, below some twe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from weldtrain.metrics.matching import Boxes, counted, match
+from weldtrain.metrics.matching import Boxes, counted, match, take
 
 Interval = tuple[float, float]
 
 _IOUS = np.linspace(0.5, 0.95, 10)  # of COCO
 _RECALLS = np.linspace(0, 1, 101)
+_AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}  # of COCO, px², both ends included
 _ENTRIES = 2_000_000  # of resamples by detections that are in memory at once
 
 
 def resamples(groups: np.ndarray, n: int, seed: int) -> np.ndarray:
-    """How often each picture counts in each of `n` resamples, int32 [n, pictures]. `groups` int [pictures] names the group of
+    """How often each picture counts in each of `n` resamples, uint16 [n, pictures]. `groups` int [pictures] names the group of
     each; as many groups as there are get drawn with replacement, each with all its pictures. One group alone gives no spread."""
     names, member = np.unique(groups, return_inverse=True)
     rng, many = np.random.default_rng(seed), len(names)
-    drawn = np.empty((n, len(member)), np.int32)
+    drawn = np.empty((n, len(member)), np.uint16)
     for row in drawn:
         row[:] = np.bincount(rng.integers(many, size=many), minlength=many)[member]
     return drawn
+
+
+def totals(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """float64 [n]: in each resample the sum of `values` float [pictures], what each picture adds."""
+    there = np.flatnonzero(values)
+    adds, rows = np.asarray(values, np.float64)[there], max(1, _ENTRIES // max(len(there), 1))
+    parts = [weights[start : start + rows, there] @ adds for start in range(0, len(weights), rows)]
+    return np.concatenate([np.zeros(0), *parts])
 
 
 def interval(values: np.ndarray, confidence: float = 0.95) -> Interval | None:
@@ -43,7 +53,7 @@ def interval(values: np.ndarray, confidence: float = 0.95) -> Interval | None:
 def ratio_interval(numerator: np.ndarray, denominator: np.ndarray, weights: np.ndarray) -> Interval | None:
     """Of sum(numerator) / sum(denominator), such as missed / defects, from what each picture adds, both [pictures]; `weights`
     [n, pictures] as of `resamples`."""
-    above, below = (weights @ np.asarray(of, np.float64) for of in (numerator, denominator))
+    above, below = (totals(weights, of) for of in (numerator, denominator))
     return interval(np.divide(above, below, out=np.full(len(weights), np.nan), where=below != 0))
 
 
@@ -55,7 +65,7 @@ def weighted_ap(
     Of each detection its `scores`, whether it is a `hit` and its `picture`, [d]; `defects_in` [pictures]; `weights` [n, pictures]
     as of `resamples`: ones give the AP itself.
     """
-    defects = weights @ np.asarray(defects_in, np.float64)
+    defects = totals(weights, defects_in)
     ap = np.where(defects > 0, 0.0, np.nan)
     order = np.lexsort((picture, -scores))  # as COCO has it: of equal scores in the order of pictures
     at = np.flatnonzero(hit[order])
@@ -91,12 +101,41 @@ def class_aps(found: Boxes, truth: Boxes, met: np.ndarray, classes: int, weights
 def resampled_aps(
     found: Boxes, truth: Boxes, classes: Sequence[str], weights: np.ndarray
 ) -> dict[str, np.ndarray | dict[str, np.ndarray]]:
-    """COCO's AP in each resample: `map map_50 map_75` float64 [n], and `per_class_ap per_class_ap_50` by name. `weights`
-    [n, pictures] as of `resamples`; ones [1, pictures] give the figures of `evaluate_detections` of all detections. NaN without
-    defects; the means are of the classes that have some in that resample."""
-    ap = np.stack([class_aps(found, truth, match(found, truth, iou), len(classes), weights) for iou in _IOUS])
-    return {"map": mean_of_classes(ap.mean(0)), "map_50": mean_of_classes(ap[0]), "map_75": mean_of_classes(ap[5]),
+    """COCO's AP in each resample: `map map_50 map_75 map_small map_medium map_large mar` float64 [n], and `per_class_ap
+    per_class_ap_50` by name. `weights` [n, pictures] as of `resamples`; ones [1, pictures] give the figures of
+    `evaluate_detections` of all detections. NaN without defects; the means are of the classes that have some in that resample."""
+    met = [match(found, truth, iou) for iou in _IOUS]
+    ap = np.stack([class_aps(found, truth, of, len(classes), weights) for of in met])
+    recall = np.mean([_recalls(truth, of, len(classes), weights) for of in met], 0)
+    by_area = {f"map_{area}": mean_of_classes(_aps_of_area(found, truth, *ends, len(classes), weights))
+               for area, ends in _AREAS.items()}
+    return {"map": mean_of_classes(ap.mean(0)), "map_50": mean_of_classes(ap[0]), "map_75": mean_of_classes(ap[5]), **by_area,
+            "mar": mean_of_classes(recall),
             "per_class_ap": dict(zip(classes, ap.mean(0))), "per_class_ap_50": dict(zip(classes, ap[0]))}
+
+
+def _recalls(truth: Boxes, met: np.ndarray, classes: int, weights: np.ndarray) -> np.ndarray:
+    """The share of each class's defects that any detection meets, float64 [classes, n]; NaN without defects."""
+    hit = np.isin(np.arange(len(truth.labels)), met)
+    share = np.full((classes, len(weights)), np.nan)
+    for label in range(1, classes + 1):
+        own = (truth.labels == label) & ~truth.ignored
+        found, there = (totals(weights, np.bincount(truth.image[of], minlength=weights.shape[1])) for of in (own & hit, own))
+        np.divide(found, there, out=share[label - 1], where=there > 0)
+    return share
+
+
+def _aps_of_area(found: Boxes, truth: Boxes, low: float, high: float, classes: int, weights: np.ndarray) -> np.ndarray:
+    """AP over all IoUs of defects of such an area, float64 [classes, n], as COCO has it: a defect of another one, and what meets
+    it, counts neither way, as does what meets nothing and is itself of another one."""
+    there, called = (((area >= low) & (area <= high)) for area in (
+        (of.boxes[:, 2:] - of.boxes[:, :2]).astype(np.float64).prod(1) for of in (truth, found)))
+    of_area, ap = replace(truth, ignore=truth.ignored | ~there), []
+    for iou in _IOUS:
+        met = match(found, truth, iou, aside=~there)
+        kept = (met >= 0) | called
+        ap.append(class_aps(take(found, kept), of_area, met[kept], classes, weights))
+    return np.mean(ap, 0)
 
 
 def ap_intervals(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weldtrain.metrics.bootstrap import Interval, interval, totals
 from weldtrain.metrics.matching import Boxes, counted
 
 _Z = 1.959963984540054  # 97.5 % quantile of the normal distribution: of both sides 95 %
@@ -25,11 +26,11 @@ class Bin(NamedTuple):
     precision_high: float
 
 
-def judged(found: Boxes, truth: Boxes, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores float [k] of the detections and whether each is right, bool [k], by `met` of `match`. What meets ignored truth is
-    neither right nor wrong and left out."""
-    counts = counted(truth, met)
-    return found.scores[counts], met[counts] >= 0
+def judged(found: Boxes, truth: Boxes, met: np.ndarray, least: np.ndarray | float = 0.0) -> tuple[np.ndarray, ...]:
+    """Scores float [k] of the detections, whether each is right, bool [k], by `met` of `match`, and its picture, int [k]; of
+    those of at least some score, 0 or float [detections]. What meets ignored truth is neither right nor wrong and left out."""
+    counts = counted(truth, met) & (found.scores >= least)
+    return found.scores[counts], met[counts] >= 0, found.image[counts]
 
 
 def reliability(scores: np.ndarray, correct: np.ndarray, bins: int = 10) -> list[Bin]:
@@ -47,6 +48,19 @@ def calibration_error(scores: np.ndarray, correct: np.ndarray, bins: int = 10) -
     al., On Calibration of Modern Neural Networks, 2017). None without detections."""
     told = reliability(scores, correct, bins)
     return sum(b.count * abs(b.precision - b.mean_score) for b in told) / len(scores) if told else None
+
+
+def error_interval(
+    scores: np.ndarray, correct: np.ndarray, picture: np.ndarray, weights: np.ndarray, bins: int = 10
+) -> Interval | None:
+    """The interval of `calibration_error` by resampling, `weights` [n, pictures] as of `resamples`; `picture` int [k] of each
+    detection. An error is never below 0, so that a perfect detector's interval lies above it."""
+    member, apart, count = np.digitize(scores, np.linspace(0, 1, bins + 1)[1:-1]), np.zeros(len(weights)), np.zeros(len(weights))
+    for k in np.unique(member):
+        own = member == k
+        apart += np.abs(totals(weights, np.bincount(picture[own], correct[own] - scores[own], weights.shape[1])))
+        count += totals(weights, np.bincount(picture[own], minlength=weights.shape[1]))
+    return interval(np.divide(apart, count, out=np.full(len(weights), np.nan), where=count > 0))
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:

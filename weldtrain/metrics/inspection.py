@@ -3,19 +3,21 @@ takes for what, and where it is weak. Pure functions of arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from weldtrain.metrics.bootstrap import class_aps, interval, mean_of_classes, ratio_interval
+from weldtrain.metrics.bootstrap import Interval, class_aps, interval, mean_of_classes, ratio_interval
 from weldtrain.metrics.matching import Boxes, take
-from weldtrain.metrics.operating_point import missed_at_most, rate_at_most
-from weldtrain.metrics.pod import NoPod, Pod, fit_pod
+from weldtrain.metrics.operating_point import missed_at_most, rate_at_most, rate_between, share_between
+from weldtrain.metrics.pod import NoPod, Pod, fit_pod, resampled_sizes
 
 SIZES = ("longer_side", "diagonal", "area_root")
 _OF_POD = ("a50", "a90", "a90_95", "a90_95_wald")
+_MOST_VALUES = 40  # of a column that have a row of their own
+_ENDLESS = 1e12  # of a size
 _PLACES = (("top", "middle", "bottom"), ("left", "centre", "right"))
 
 
@@ -70,34 +72,39 @@ def inspect(
 
 def row(seen: Inspected, defects: np.ndarray, calls: np.ndarray, pictures: np.ndarray | None = None) -> dict[str, Any]:
     """Of these defects and false calls, masks, on these `pictures` (all if None): `defects missed missed_at_most`, the bound by
-    Clopper and Pearson, `missed_interval` by resampling, `false_calls_per_picture`, its bound by Garwood and its interval. None
-    where nothing can be said."""
+    Clopper and Pearson, `missed_interval` by resampling, `false_calls`, and `false_calls_per_picture` with its bound by Garwood
+    and its interval. None where nothing can be said."""
     there = np.ones(seen.pictures, bool) if pictures is None else pictures
-    n, missed = int(defects.sum()), int((defects & ~seen.called).sum())
+    n, missed, false, shown = (int(of.sum()) for of in (defects, defects & ~seen.called, calls, there))
     per = [np.bincount(of, minlength=seen.pictures) for of in (
         seen.truth.image[defects], seen.truth.image[defects & ~seen.called], seen.false.image[calls])]
     return {
         "defects": n, "missed": missed, "missed_share": missed / n if n else None,
         "missed_at_most": missed_at_most(missed, n, seen.confidence) if n else None,
-        "missed_interval": ratio_interval(per[1], per[0], seen.weights),
-        "pictures": int(there.sum()),
-        "false_calls_per_picture": float(per[2][there].sum() / there.sum()) if there.any() else None,
-        "false_calls_at_most": rate_at_most(int(per[2][there].sum()), int(there.sum()), seen.confidence) if there.any() else None,
-        "false_calls_interval": ratio_interval(per[2] * there, there, seen.weights),
+        "missed_interval": _or_exact(ratio_interval(per[1], per[0], seen.weights), lambda: share_between(missed, n)),
+        "pictures": shown, "false_calls": false,
+        "false_calls_per_picture": false / shown if shown else None,
+        "false_calls_at_most": rate_at_most(false, shown, seen.confidence) if shown else None,
+        "false_calls_interval": _or_exact(ratio_interval(per[2], there, seen.weights), lambda: rate_between(false, shown)),
     }
 
 
+def _or_exact(by_resampling: Interval | None, exact: Callable[[], Interval]) -> Interval | None:
+    """What resampling tells, or where it tells of no spread at all, as where nothing was missed, the exact interval."""
+    return exact() if by_resampling is not None and by_resampling[0] == by_resampling[1] else by_resampling
+
+
 def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str, Any]], dict[str, Pod]]:
-    """By class that has defects its `row`, the `smallest` and `largest` size, and of its POD `a50 a90 a90_95 a90_95_wald
-    pod_warnings`, None and `no_pod`, the reason, where there is none; and the curves that there are."""
+    """By class its `row`, the `smallest` and `largest` size, and of its POD `a50 a90 a90_95 a90_95_wald a50_interval a90_interval
+    pod_warnings`, None and `no_pod`, the reason, where there is none; and the curves that there are. An interval's upper end is
+    None where it has none."""
     rows, pods = {}, {}
     for label, name in enumerate(seen.classes, 1):
         own = seen.truth.labels == label
-        if not own.any():
-            continue
         sizes = seen.size[own]
-        rows[name] = row(seen, own, seen.false.labels == label) | {"smallest": float(sizes.min()), "largest": float(sizes.max())}
-        rows[name] |= {**dict.fromkeys(_OF_POD), "pod_warnings": [], "no_pod": ""}
+        ends = (float(sizes.min()), float(sizes.max())) if len(sizes) else (None, None)
+        rows[name] = {**row(seen, own, seen.false.labels == label), "smallest": ends[0], "largest": ends[1],
+                      **dict.fromkeys((*_OF_POD, "a50_interval", "a90_interval")), "pod_warnings": [], "no_pod": ""}
         try:
             pod = pods[name] = fit_pod(sizes, seen.called[own], link, scale)
         except NoPod as e:
@@ -106,6 +113,9 @@ def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str
             found_at = {figure: getattr(pod, figure) for figure in _OF_POD}
             rows[name] |= {figure: size for figure, size in found_at.items() if np.isfinite(size)}  # JSON knows no infinity
             rows[name]["pod_warnings"] = list(pod.warnings)
+            for figure, values in resampled_sizes(pod, sizes, seen.called[own], seen.truth.image[own], seen.weights).items():
+                ends = interval(np.minimum(values, _ENDLESS))
+                rows[name][f"{figure}_interval"] = ends and [end if end < _ENDLESS else None for end in ends]
     return rows, pods
 
 
@@ -123,7 +133,7 @@ def by_size(
     there, called = (_octave(sizes_of(of.boxes, size) * unit[of.image]) for of in (truth, found))
     called = np.where(met >= 0, np.append(there, np.nan)[met], called)  # the last is for -1
     defects, calls = _octave(seen.size), _octave(seen.false_size)
-    weights = np.concatenate([np.ones((1, seen.pictures), np.int32), seen.weights])  # the first gives the figure itself
+    weights = np.concatenate([np.ones((1, seen.pictures), np.uint16), seen.weights])  # the first gives the figure itself
     rows = []
     for power in np.unique(defects).astype(int).tolist():
         of_size, inside = called == power, replace(truth, ignore=truth.ignored | (there != power))
@@ -149,10 +159,14 @@ def by_place(seen: Inspected, picture_sizes: np.ndarray) -> dict[str, dict[str, 
 
 
 def by_picture(seen: Inspected, values: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The `row` of the pictures of each value of a column, the most frequent forty."""
+    """The `row` of the pictures of each value of a column; behind the most frequent forty all others together."""
     names, member, counts = np.unique(np.asarray(values, str), return_inverse=True, return_counts=True)
-    return {str(names[k]): row(seen, member[seen.truth.image] == k, member[seen.false.image] == k, member == k)
-            for k in np.argsort(-counts, kind="stable")[:40]}
+    rank = np.argsort(np.argsort(-counts, kind="stable"))[member]
+    named = [str(names[k]) for k in np.argsort(-counts, kind="stable")[:_MOST_VALUES]]
+    if len(names) > _MOST_VALUES:
+        rank = np.minimum(rank, _MOST_VALUES)
+        named.append(f"{len(names) - _MOST_VALUES} others")
+    return {name: row(seen, rank[seen.truth.image] == k, rank[seen.false.image] == k, rank == k) for k, name in enumerate(named)}
 
 
 def worst_misses(seen: Inspected, n: int = 20) -> np.ndarray:

@@ -27,19 +27,23 @@ class Boxes:
         return np.zeros(len(self.labels), bool) if self.ignore is None else self.ignore
 
 
-def match(found: Boxes, truth: Boxes, min_iou: float = MIN_IOU, any_class: bool = False) -> np.ndarray:
+def match(
+    found: Boxes, truth: Boxes, min_iou: float = MIN_IOU, any_class: bool = False, aside: np.ndarray | None = None
+) -> np.ndarray:
     """For each detection the row of the truth it meets, -1 where it meets none: int64 [n].
 
     As COCO has it: the surest detection of a picture and class takes what it overlaps most; a truth is met once, one to be
     ignored any number of times and only by what meets no other, and of that one the share within it counts in place of IoU.
     So what those of at least some score meet does not hang on the others. With `any_class` also truth of another class is met,
-    of equal overlaps that of its own first.
+    of equal overlaps that of its own first. Truth that is set `aside`, bool [t], is met last like that to be ignored, but by its
+    IoU, and once.
     """
     met = np.full(len(found.labels), -1)
     of_found, of_truth = _pairs(found, truth, any_class)
     ignored, other = truth.ignored[of_truth], found.labels[of_found] != truth.labels[of_truth]
     shared = overlap(found.boxes[of_found], truth.boxes[of_truth], ignored)
-    order = np.lexsort((other, -shared, ignored, of_found, -found.scores[of_found]))
+    last = ignored if aside is None else ignored | aside[of_truth]
+    order = np.lexsort((other, -shared, last, of_found, -found.scores[of_found]))
     taken = np.zeros(len(truth.labels), bool)
     for pair in order[shared[order] >= min_iou]:
         detection, defect = of_found[pair], of_truth[pair]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from weldtrain.metrics.matching import Boxes
 
@@ -42,6 +43,8 @@ class Rule(NamedTuple):
         }[self.by]
 
 
+_ASKS = {"missed": ("at_most_missed", "confidence"), "f1": (), "false_calls": ("false_calls_per_picture",),
+         "cost": ("cost_of_a_miss",)}
 _MOST = 100_000  # defects: no one will find so many more
 _UNSEEN = 0.5  # the threshold of a class of which there is no defect to choose by
 
@@ -72,8 +75,8 @@ def _chosen(hits: np.ndarray, false: np.ndarray, pictures: int, rule: Rule) -> t
 
 
 def same_rule(rule: Rule, saved: Mapping[str, Any]) -> bool:
-    """Whether thresholds that were `saved` with a rule, as a mapping, are those of this one."""
-    return rule._asdict() == dict(saved)
+    """Whether thresholds that were `saved` with a rule, as a mapping, are those of this one, by what it asks for."""
+    return all(saved.get(name) == getattr(rule, name) for name in ("by", *_ASKS[rule.by]))
 
 
 def scores_of(truth: Boxes, found: Boxes, label: int, met: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -113,13 +116,29 @@ def missed_at_most(missed: int, defects: int, confidence: float = 0.95) -> float
 def rate_at_most(count: int, pictures: int, confidence: float = 0.95) -> float:
     """The upper bound of the rate per picture of which so few false calls are improbable, were they a Poisson process (Garwood,
     1936)."""
-    i = np.arange(count + 1)
-    ways = _log_factorial(i)
-
     def probable(rate: float) -> bool:
-        return float(np.exp(i * math.log(rate) - rate - ways).sum()) > 1 - confidence
+        return _so_few(count, rate) > 1 - confidence
 
-    return _where_it_ends(probable, 0.0, 10.0 + 3 * count) / pictures
+    beyond = count + 1.0
+    while probable(beyond):
+        beyond *= 2
+    return _where_it_ends(probable, 0.0, beyond) / pictures
+
+
+def share_between(missed: int, defects: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Both bounds of the share that is missed, by Clopper and Pearson: either is wrong half as often as both together."""
+    one_side = (1 + confidence) / 2
+    return 1 - missed_at_most(defects - missed, defects, one_side), missed_at_most(missed, defects, one_side)
+
+
+def rate_between(count: int, pictures: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Both bounds of the rate per picture, by Garwood."""
+    one_side = (1 + confidence) / 2
+
+    def improbable(rate: float) -> bool:  # so many
+        return bool(count) and 1 - _so_few(count - 1, rate) <= 1 - one_side
+
+    return (_where_it_ends(improbable, 0.0, float(count)) / pictures if count else 0.0), rate_at_most(count, pictures, one_side)
 
 
 def verified(missed: int, defects: int, share: float, confidence: float = 0.95) -> str:
@@ -172,6 +191,11 @@ def _where_it_ends(holds: Callable[[float], bool], low: float, high: float) -> f
 def _refused(missed: int, n: int, share: float, confidence: float) -> bool:
     """Whether so few misses are improbable, were more than `share` missed: Clopper and Pearson's bound then lies below it."""
     return missed < n and _binomial(missed, n, share) <= 1 - confidence
+
+
+def _so_few(count: int, rate: float) -> float:
+    """The probability of at most `count` events of a Poisson process: the regularised upper incomplete gamma function."""
+    return float(torch.special.gammaincc(*torch.tensor([count + 1.0, rate], dtype=torch.float64)))
 
 
 def _binomial(k: int, n: int, p: float) -> float:

@@ -19,6 +19,8 @@ _FEWEST, _ENOUGH = 10, 60  # defects: below, nothing can be said; MIL-HDBK-1823A
 _CHI2 = 2.7055434540954146  # 90 % quantile of chi² with one degree of freedom: of one side 95 %
 _Z95 = 1.6448536269514722  # quantile of the normal distribution
 _STEPS, _CLOSE, _FAR = 100, 1e-10, 36.0
+_RESAMPLED_STEPS, _LONGEST_STEP, _CLOSE_ENOUGH = 40, 2.0, 1e-6  # in units of the sizes' spread
+_ENTRIES = 2_000_000  # of resamples by defects that are in memory at once
 _GROUPS = 10  # of the test of fit
 _FIT_P = 0.05
 
@@ -118,6 +120,53 @@ def fit_pod(
         warnings.append("a90/95 has no bound: size hardly decides, or there are too few defects")
     return Pod(link, scale, *(back @ b).tolist(), back @ covariance @ back.T, best, len(sizes), int(detected.sum()),
                _size(centre + unit * upper, scale), _size(centre + unit * wald, scale), fit_p, tuple(warnings))
+
+
+def resampled_sizes(
+    pod: Pod, sizes: np.ndarray, detected: np.ndarray, picture: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """`a50` and `a90` float64 [n] of the curve that fits each resample best, with the link and scale of `pod`, the curve of all.
+
+    Of each defect its size, whether it was `detected` and its `picture`, [d]; `weights` [n, pictures] as of `resamples`. Sizes
+    are taken to a hundredth of their spread. Infinity where POD does not rise, NaN where nothing is found or nothing missed.
+    """
+    of, x = _LINKS[pod.link], _scaled(sizes, pod.scale)
+    centre, unit = float(x.mean()), float(x.std())
+    u, where = np.unique(np.round((x - centre) / unit, 2), return_inverse=True)
+    order = np.argsort(where, kind="stable")
+    first, hit, picture = np.searchsorted(where[order], np.arange(len(u))), np.asarray(detected, bool)[order], picture[order]
+    start, rows = np.array([pod.b0 + pod.b1 * centre, pod.b1 * unit]), max(1, _ENTRIES // len(x))
+    found: dict[str, list[np.ndarray]] = {"a50": [], "a90": []}
+    for chunk in range(0, len(weights), rows):
+        times = np.take(weights[chunk : chunk + rows], picture, axis=1)
+        trials, hits = (np.add.reduceat(part, first, axis=1, dtype=np.float64) for part in (times, times * hit))
+        b0, b1 = _maxima(of, u, start, trials, hits)
+        nothing = (hits.sum(1) == 0) | (hits.sum(1) == trials.sum(1))
+        for name, share in (("a50", 0.5), ("a90", 0.9)):
+            at = centre + unit * np.divide(of.quantile(share) - b0, b1, out=np.full(len(b1), np.inf), where=b1 > 0)
+            size = np.exp(np.minimum(at, 700.0)) if pod.scale == "log" else at
+            found[name].append(np.where(nothing, np.nan, np.where(b1 > 0, size, np.inf)))
+    return {name: np.concatenate([np.zeros(0), *parts]) for name, parts in found.items()}
+
+
+def _maxima(of: type, u: np.ndarray, start: np.ndarray, trials: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """float64 [2,n]: the b of highest likelihood of each row of trials and hits [n,u], by Fisher's scoring from `start`. A row in
+    which a size parts hits from misses has none: its curve grows steeper until what it gains no longer counts."""
+    b = np.repeat(start[:, None], len(trials), 1)
+    for _ in range(_RESAMPLED_STEPS):
+        log_p, log_rest, density = of.parts(np.clip(b[0][:, None] + b[1][:, None] * u, -_FAR, _FAR))
+        by_p, by_rest = density * np.exp(-log_p), density * np.exp(-log_rest)
+        score, information = hits * by_p - (trials - hits) * by_rest, trials * by_p * by_rest
+        s0, s1, i0, i1, i2 = (score.sum(1), score @ u, information.sum(1), information @ u, information @ u**2)
+        determinant = i0 * i2 - i1**2
+        sound = determinant > 1e-12 * i0 * i2
+        step = np.zeros_like(b)
+        np.divide([i2 * s0 - i1 * s1, i0 * s1 - i1 * s0], determinant, out=step, where=sound)
+        step /= np.maximum(1.0, np.abs(step).max(0) / _LONGEST_STEP)
+        b += step
+        if np.abs(step).max(initial=0) < _CLOSE_ENOUGH:
+            break
+    return b
 
 
 def _check(sizes: np.ndarray, detected: np.ndarray) -> None:

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from weldtrain.data.tuned import tuned, tuned_file
 from weldtrain.engine import checkpoint
 from weldtrain.engine.device import choose_device, device_name
 from weldtrain.engine.distributed import in_turn, world
-from weldtrain.engine.evaluator import Judged, evaluate, operating_points, rule_of, tagged
+from weldtrain.engine.evaluator import Judged, evaluate, operating_points, rule_of, seen_in, tagged
 from weldtrain.engine.results import Results
 from weldtrain.engine.trained import Trained
 from weldtrain.errors import DataError
@@ -31,7 +31,7 @@ from weldtrain.formats.columns import mm_per_pixel, picture_column
 from weldtrain.formats.splits import group_key
 from weldtrain.metrics import inspection
 from weldtrain.metrics.bootstrap import ap_intervals, resamples
-from weldtrain.metrics.calibration import calibration_error, reliability
+from weldtrain.metrics.calibration import calibration_error, error_interval, reliability
 from weldtrain.metrics.calibration import judged as right_or_wrong
 from weldtrain.metrics.confusion import confusion
 from weldtrain.metrics.inspection import Inspected
@@ -69,40 +69,61 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     split = cfg.evaluate.split
     log.info("%s: %s", split, index.describe(split))
     about = _about(cfg, index)  # before the pictures are looked at, since it may be refused
-    points, chosen_here = _thresholds(cfg, subject, index, device)
     judged = _judged(cfg, subject, index, split, device)
-    if points is None and world().first:
-        points = operating_points(judged, subject.classes, cfg.evaluate)
+    thresholds = _thresholds(cfg, subject, index, judged, device)
 
     record.scalars(subject.step, tagged(split, judged.metrics), epoch=subject.epoch)
     record.summary |= {**judged.metrics, "split": split, "checkpoint": cfg.checkpoint, "predictions": cfg.evaluate.predictions,
                        "classes": subject.classes, "best_epoch": subject.epoch, "pictures": len(index.rows(split))}
     if world().first:
-        _inspect(cfg, record, subject, index, judged, points, about)
-        if chosen_here and trained is not None:
-            checkpoint.save(record.checkpoints / JUDGED, trained.with_points(points))
+        _inspect(cfg, record, subject, index, judged, thresholds, about)
+        if thresholds.chosen_on is not None and trained is not None:
+            checkpoint.save(record.checkpoints / JUDGED, trained.with_points(thresholds.points, thresholds.chosen_on))
             log.info("checkpoint with these thresholds: %s", record.checkpoints / JUDGED)
     log.info("summary: %s", record.dir / "summary.json")
     return judged.metrics["map_50"]
 
 
+class _Thresholds(NamedTuple):
+    """`points` as `operating_points` gives them. Of the pictures that are judged and show defects, how many had a part in that
+    (`choosing`), and how many the detector was `trained` on. Of new thresholds, the `identities` that they are `chosen_on`."""
+
+    points: Mapping[str, Any]
+    choosing: int
+    trained: int
+    chosen_on: np.ndarray | None
+
+
 def _thresholds(
-    cfg: Config, subject: Trained | Results, index: AnnotationIndex, device: torch.device
-) -> tuple[dict[str, Any] | None, bool]:
-    """The checkpoint's own thresholds where its rule is the one asked for, else those that evaluate.choose_on chooses; None where
-    that is the split to judge, or is not there. And whether they are others than the checkpoint's."""
-    if subject.points and same_rule(rule_of(cfg.evaluate), subject.points["rule"]):
-        return subject.points, False
-    choose_on = cfg.evaluate.choose_on
-    if choose_on != cfg.evaluate.split and choose_on not in index.splits:
-        log.warning("evaluate.choose_on: no picture in split '%s': %s itself chooses the thresholds, and cannot verify them",
-                    choose_on, cfg.evaluate.split)
-        choose_on = cfg.evaluate.split
-    if choose_on == cfg.evaluate.split:
-        return None, True
-    log.info("thresholds are chosen on %s: %s", choose_on, index.describe(choose_on))
-    judged = _judged(cfg, subject, index, choose_on, device)
-    return operating_points(judged, subject.classes, replace(cfg.evaluate, split=choose_on)) if world().first else None, True
+    cfg: Config, subject: Trained | Results, index: AnnotationIndex, judged: Judged, device: torch.device
+) -> _Thresholds | None:
+    """The checkpoint's own where its rule is the one asked for and pictures were seen as they are here; else those that
+    evaluate.choose_on chooses, or where that is not there the split that is judged. On the first rank."""
+    choose_on, split = cfg.evaluate.choose_on, cfg.evaluate.split
+    own = subject.points if subject.points and same_rule(rule_of(cfg.evaluate), subject.points["rule"]) else None
+    if own and own.get("seen_in") != seen_in(judged.tile_px, cfg.evaluate):
+        log.info("the checkpoint's thresholds were chosen with %s, and this is %s: %s chooses others", own.get("seen_in"),
+                 seen_in(judged.tile_px, cfg.evaluate), choose_on)
+        own = None
+    choosing = judged
+    if not own and choose_on != split:
+        if lacking := index.lacking(choose_on):
+            log.warning("evaluate.choose_on: no picture in split '%s': %s itself chooses the thresholds, and cannot verify them",
+                        lacking[0], split)
+            choose_on = split
+        else:
+            log.info("thresholds are chosen on %s: %s", choose_on, index.describe(choose_on))
+            choosing = _judged(cfg, subject, index, choose_on, device)
+    if not world().first:
+        return None
+    trained = subject.overlap("trained_on", judged.shown)
+    if trained:
+        log.warning("%s: %d of %d pictures with defects were trained on: what is found in them tells nothing of new ones", split,
+                    trained, len(judged.shown))
+    if own:
+        return _Thresholds(own, subject.overlap("chosen_on", judged.shown), trained, None)
+    points = operating_points(choosing, subject.classes, replace(cfg.evaluate, split=choose_on))
+    return _Thresholds(points, int(np.isin(judged.shown, choosing.shown).sum()), trained, choosing.shown)
 
 
 def _judged(cfg: Config, subject: Trained | Results, index: AnnotationIndex, split: str, device: torch.device) -> Judged:
@@ -132,11 +153,12 @@ def _about(cfg: Config, index: AnnotationIndex) -> dict[str, Any]:
 
 
 def _inspect(
-    cfg: Config, record: RunRecord, subject: Trained | Results, index: AnnotationIndex, judged: Judged, points: Mapping[str, Any],
+    cfg: Config, record: RunRecord, subject: Trained | Results, index: AnnotationIndex, judged: Judged, chosen: _Thresholds,
     about: Mapping[str, Any],
 ) -> None:
     """All that follows from what was found at the thresholds: on the screen, in summary.json, in report.html."""
-    ask, classes, (metrics, truth, found, met, pictures) = cfg.evaluate, subject.classes, judged
+    ask, classes, (metrics, truth, found, met, pictures, *_) = cfg.evaluate, subject.classes, judged
+    points = chosen.points
     unit, unit_name = (1.0, "px") if about["mm"] is None else (about["mm"], "mm")
     groups = about["groups"]
     weights = resamples(groups, ask.bootstrap if groups.max() > 0 else 0, cfg.seed)  # of one group nothing can be said
@@ -146,13 +168,14 @@ def _inspect(
     of_class, pods = inspection.by_class(seen, ask.pod_link, ask.pod_scale)
     for name in of_class:
         of_class[name] |= points["points"][name]
-    scores, right = right_or_wrong(found, truth, met)
+    least = np.array([thresholds[name] for name in classes])
+    everything, calls = (right_or_wrong(found, truth, met, of) for of in (0.0, least[found.labels - 1]))
     curves = pr_curves(found, truth, met, classes)
     told = {
         "split": ask.split, "names": classes, "unit": unit_name, "size": ask.size, "rule": points["rule"],
         "chosen_on": points["split"],
-        "in_sample": bool({*points["split"].split("+")} & {*ask.split.split("+")}),
-        "groups": int(groups.max()) + 1,
+        "in_sample": chosen.choosing > 0, "trained_on": chosen.trained, "shown": len(judged.shown),
+        "groups": int(groups.max()) + 1, "resamples": len(weights),
         "classes": of_class,
         "all": inspection.row(seen, np.ones(len(seen.called), bool), np.ones(len(seen.false.labels), bool)),
         "clean_pictures": inspection.clean_pictures(seen),
@@ -160,13 +183,16 @@ def _inspect(
         "by_size": inspection.by_size(seen, found, truth, met, unit, ask.size),
         "by_position": inspection.by_place(seen, index.sizes[about["rows"]]),
         "by_column": {name: inspection.by_picture(seen, values) for name, values in about["columns"].items()},
-        "confusion": confusion(found, truth, np.array([thresholds[name] for name in classes]), len(classes)).tolist(),
-        "calibration_error": calibration_error(scores, right),
-        "calibration": [bin._asdict() for bin in reliability(scores, right)],
+        "confusion": confusion(found, truth, least, len(classes)).tolist(),
+        "calibration": [bin._asdict() for bin in reliability(*everything[:2])],
+        "calibration_error": calibration_error(*everything[:2]),
+        "calibration_error_interval": error_interval(*everything, weights),
+        "calibration_error_of_calls": calibration_error(*calls[:2]),
+        "calibration_error_of_calls_interval": error_interval(*calls, weights),
     }
     record.summary["inspection"] = told
     record.curves(subject.step, f"{ask.split}/pr", curves)
-    what = f"epoch {subject.epoch + 1}" if isinstance(subject, Trained) else subject.path.name
+    what = subject.path.name if subject.epoch is None else f"epoch {subject.epoch + 1}"
     ap_table(f"{what} on {pictures} pictures of split '{ask.split}'", metrics)
     _tell(told, ask)
     gallery = _gallery(seen, index, about["rows"], subject.window, unit_name)
@@ -178,24 +204,24 @@ def _inspect(
 def _tell(told: Mapping[str, Any], cfg: EvaluateConfig) -> None:
     """Prints what is missed at the thresholds, and which sizes are found; and why where it cannot be said."""
     bound, unit = f"{cfg.confidence:.0%}", told["unit"]
-    here = ", the split that chose them: another one has to verify it" * told["in_sample"]
+    here = ", which is judged here: another one has to verify them" * told["in_sample"]
     table(
         f"{Rule(**told['rule']).told()}: thresholds chosen on {told['chosen_on']}{here}; sizes ({cfg.size}) in {unit}",
         ("class", "threshold", "missed", f"at most, {bound}", "false calls per picture", "a50", "a90", "a90/95"),
         [(name, f"{c['threshold']:.3f}" + " (not by the rule)" * bool(c["why"]), f"{c['missed']} of {c['defects']}",
-          f"{c['missed_at_most']:.1%}", f"{c['false_calls_per_picture']:.2f}",
+          judgement.percent(c["missed_at_most"]), f"{c['false_calls_per_picture']:.2f}",
           *(judgement.found_at(c, a) for a in ("a50", "a90", "a90_95")))
          for name, c in told["classes"].items()])
     promises = judgement.promises(told, cfg.confidence)
     for name, c in told["classes"].items():
         _, promise = promises.get(name, ("", ""))
-        for said in filter(None, (promise, c["no_pod"] and f"no POD: {c['no_pod']}", *c["pod_warnings"])):
+        for said in filter(None, (promise, c["defects"] and c["no_pod"] and f"no POD: {c['no_pod']}", *c["pod_warnings"])):
             log.info("%s: %s", name, said)
     clean = told["clean_pictures"]
     if clean["pictures"]:
         log.info("%d pictures without defects: %.2f false calls per picture; with %s confidence at most %.2f", clean["pictures"],
                  clean["false_calls_per_picture"], bound, clean["false_calls_at_most"])
-    if told["groups"] < _FEW_GROUPS:
+    if told["resamples"] and told["groups"] < _FEW_GROUPS:
         log.info("the pictures are of %d welds or parts (dataset.split.group): with so few intervals are too narrow",
                  told["groups"])
 

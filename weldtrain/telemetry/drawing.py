@@ -42,8 +42,9 @@ def cropped(image: np.ndarray, box: Sequence[float], there: np.ndarray, called: 
     dashed, and what was `called`, [m,4], in the colours of its labels."""
     x1, y1, x2, y2 = box
     side = max(_AROUND * max(x2 - x1, y2 - y1), _LEAST_PX)
-    corner, end = (np.clip([(x1 + x2 + sign * side) / 2, (y1 + y2 + sign * side) / 2], 0, image.shape[1::-1]).astype(int)
-                   for sign in (-1, 1))
+    size = np.array(image.shape[1::-1])
+    centre = np.clip([(x1 + x2) / 2, (y1 + y2) / 2], 1, np.maximum(size - 1, 1))  # also of a box beyond the picture
+    corner, end = (np.clip(centre + sign * side / 2, 0, size).astype(int) for sign in (-1, 1))
     scale = _CROP_PX / max(end - corner)
     crop = enlarged(np.ascontiguousarray(image[corner[1] : end[1], corner[0] : end[0]]), scale)
     called, there = ((np.asarray(boxes, float).reshape(-1, 4) - np.tile(corner, 2)) * scale for boxes in (called, there))

@@ -29,24 +29,36 @@ def write(
         gallery=gallery, made_of=made_of, bound=f"{confidence:.0%}", rule=Rule(**told["rule"]).told(),
         verdict=_verdict(told, split, confidence), promises=promises(told, confidence),
         pod_charts={name: _pod_chart(pod, told["classes"][name], told["unit"]) for name, pod in pods.items()},
-        pr_charts={name: _pr_chart(curve, told["classes"][name]["threshold"]) for name, curve in curves.items()
-                   if name in told["classes"]},
+        pr_charts={name: _pr_chart(curve, told["classes"][name]) for name, curve in curves.items()},
         calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, found_at=found_at,
+        number=number,
         names=[*told["names"], "background"],
     )
 
 
-def found_at(of_class: Mapping[str, Any], figure: str) -> str:
+def found_at(of_class: Mapping[str, Any], figure: str, with_interval: bool = False) -> str:
     """A size of the POD curve; where it lies outside of the sizes that were there only that, since the curve is a guess there."""
-    size, smallest, largest = of_class[figure], of_class["smallest"], of_class["largest"]
+    size, ends = of_class[figure], of_class.get(f"{figure}_interval")
     if size is None:
         return "n/a"
-    return f"> {short(largest)}" if size > largest else f"< {short(smallest)}" if size < smallest else short(size)
+
+    def shown(size: float | None) -> str:
+        smallest, largest = of_class["smallest"], of_class["largest"]
+        if size is None or size > largest:
+            return f"> {short(largest)}"
+        return f"< {short(smallest)}" if size < smallest else short(size)
+
+    return shown(size) + (f" ({shown(ends[0])} to {shown(ends[1])})" if with_interval and ends else "")
 
 
 def percent(share: float | None) -> str:
     """One decimal, or n/a."""
     return "n/a" if share is None else f"{share:.1%}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """With so many decimals, or n/a."""
+    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 def between(bounds: Sequence[float] | None, as_percent: bool = False) -> str:
@@ -70,8 +82,10 @@ def promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str,
     for name, c in told["classes"].items():
         if c["why"]:
             said[name] = "dropped", c["why"]
-        elif rule.by != "missed":
+        elif rule.by != "missed" or not c["defects"]:
             continue
+        elif told["trained_on"]:
+            said[name] = "dropped", "what was trained on verifies no promise"
         elif told["in_sample"]:
             said[name] = "soft", "promised by this split"
         else:
@@ -96,10 +110,11 @@ def _pod_chart(pod: Pod, of_class: Mapping[str, Any], unit: str) -> dict[str, An
                     log=pod.scale == "log", x_name=f"size, {unit}", y_name="POD")
 
 
-def _pr_chart(curve: Mapping[str, np.ndarray], threshold: float) -> dict[str, Any]:
+def _pr_chart(curve: Mapping[str, np.ndarray], of_class: Mapping[str, Any]) -> dict[str, Any]:
     sure = curve["tp"] + curve["fp"] > 0
-    at = int(np.argmin(np.abs(np.linspace(0, 1, len(curve["tp"])) - threshold)))
-    marks = [(float(curve["recall"][at]), float(curve["precision"][at]), f"at {threshold:.2f}")] if sure[at] else []
+    hits = of_class["defects"] - of_class["missed"]
+    calls = hits + of_class["false_calls"]
+    marks = [(hits / of_class["defects"], hits / calls, f"at {of_class['threshold']:.2f}")] if calls else []
     return xy_chart([("curve", curve["recall"][sure], curve["precision"][sure])], marks, (0, 1), (0, 1), x_name="recall",
                     y_name="precision")
 
