@@ -3,6 +3,7 @@ bad files."""
 
 import csv
 import json
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.trained import Trained
 from weldtrain.errors import ConfigError, DataError
 from weldtrain.formats import written
+from weldtrain.interruption import Interrupted
 from weldtrain.tasks import predict
 from weldtrain.telemetry.record import RunRecord
 
@@ -95,6 +97,38 @@ def test_what_is_written_inside_the_source_is_never_predicted(predicted, tree):
     one, other = (findings(predicted(tree, place=f"in/out/{n}")) for n in "ab")
     same(one, other)
     assert len(one) == 4 and len(list((tree / "out").iterdir())) == 2
+
+
+def test_only_what_weldtrain_drew_is_left_out(predicted, tree, tmp_path):
+    (tree / "metrics.jsonl").write_text("{}\n")  # of another program
+    (tree / "pictures").mkdir()
+    (tree / "pictures/w9.jpg").write_bytes((tree / "A/w1.jpg").read_bytes())
+    assert len(findings(predicted(tree))) == 5
+    run = predicted(tree, place="out")
+    predicted(run, place="again", raises="holds no picture but those that weldtrain drew: .*in/|out/pictures to take them")
+    assert len(findings(predicted(run / "pictures", place="all the same"))) == 5
+    (tmp_path / "out/more.jpg").write_bytes((tree / "A/w1.jpg").read_bytes())
+    assert list(findings(predicted(f"{tmp_path}/out/**/*.jpg", place="pattern"))) == ["more.jpg"]
+
+
+@pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM), OSError(24, "Too many open files")])
+def test_what_was_done_before_it_ended_is_kept(configured, guessing, tree, tmp_path, monkeypatch, error):
+    whole = predict.pictures
+
+    def until(*args):
+        for n, picture in enumerate(whole(*args)):
+            if n == 2:
+                raise error
+            yield picture
+
+    monkeypatch.setattr(predict, "pictures", until)
+    cfg = configured("task=predict", f"checkpoint={guessing()}", f"predict.source={tree}", "predict.threshold=0.3",
+                     "predict.save=[pictures,json,csv,voc]")
+    with pytest.raises(type(error), match=str(error).replace("[", ".")), RunRecord(tmp_path / "run", asdict(cfg)) as record:
+        predict.run(cfg, record)
+    assert list(findings(record.dir)) == ["A/w1.jpg", "B/w1.jpg"] and record.summary["pictures"] == 2
+    assert len(list((record.dir / "voc").rglob("*.xml"))) == len(list((record.dir / "pictures").rglob("*.jpg"))) == 2
+    assert "2 of 4 pictures are done" in (record.dir / "run.log").read_text() and not list(record.dir.glob(".*"))
 
 
 def test_unreadable_pictures_are_listed_and_the_others_done(predicted, tree):
@@ -182,6 +216,17 @@ def test_thresholds_are_the_checkpoints_unless_given(predicted, guessing, tree, 
     predicted(tree, "predict.threshold=null", model=guessing(), place="none")
     assert predicted.summary["thresholds"] == dict.fromkeys(CLASSES, 0.5)
     assert "holds no thresholds" in (tmp_path / "none/run.log").read_text()
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("predict.tiles=100", "chosen in whole pictures, and here tiles of 100 px"), ("predict.max_detections=7", "chosen with 100"),
+    ("predict.tiles=auto", "")])
+def test_a_promise_is_of_pictures_looked_at_as_those_were_that_chose(predicted, guessing, tree, tmp_path, override, said):
+    points = {"rule": {}, "split": "val", "points": {name: {"threshold": 0.3, "why": ""} for name in CLASSES},
+              "seen_in": {"tile_px": None, "max_detections": 100, "score_thresh": 0.01}}
+    predicted(tree, "predict.threshold=null", override, model=guessing(metrics={"operating_points": points}))
+    told = (tmp_path / "run/run.log").read_text()
+    assert ("promise does not hold" in told) == bool(said) and said in told
 
 
 def test_what_is_missing_is_asked_for(configured):

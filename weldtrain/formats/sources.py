@@ -16,7 +16,7 @@ from weldtrain.formats.record import ERROR, NOTE, Box, Finding, Reader, Size
 
 SPLIT = "all"  # of which all pictures are
 _KEY = "predict.source"
-_RUN_FILE = "metrics.jsonl"  # of a run directory: the pictures below it are drawings
+_RUN_FILES, _DRAWN = ("metrics.jsonl", "config.yaml", "run.log"), "pictures"  # of a run directory, and its folder of drawings
 
 
 class _Root(NamedTuple):
@@ -55,7 +55,7 @@ def _named(source: str) -> tuple[Path, list[str], list[Finding]]:
         if not any(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in found):
             raise DataError("matches no picture", f"{_KEY}={source}",
                             "check the pattern, and quote it, so that the shell leaves it alone")
-        return _together(found, "")
+        return _without_drawings(*_together(found, ""))
     if path.exists():
         raise DataError("is no picture, folder or list", f"{_KEY}={source}", f"pictures end in {' '.join(IMAGE_SUFFIXES)}")
     raise DataError("is not there", f"{_KEY}={source}", "give a folder, a picture, a pattern such as 'in/*.png', or a list")
@@ -63,17 +63,26 @@ def _named(source: str) -> tuple[Path, list[str], list[Finding]]:
 
 def _below(folder: Path) -> tuple[Path, list[str], list[Finding]]:
     names = list_files(folder)
-    runs = {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] == _RUN_FILE}
-    own = {name for name in names if any(str(parent) in runs for parent in Path(name).parents)}
     pictures = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-    others, drawn = len(set(names) - set(pictures) - own), len(own.intersection(pictures))
-    pictures = [name for name in pictures if name not in own]
+    others = len(names) - len(pictures)
     findings = [Finding(NOTE, "no-picture", "", 0, f"files that are no pictures: {others}")] if others else []
-    if drawn:
-        findings.append(Finding(NOTE, "own-output", "", 0, f"pictures that weldtrain drew, left out: {drawn}"))
     if not pictures:
         raise DataError("holds no picture", f"{_KEY}={folder}", f"pictures end in {' '.join(IMAGE_SUFFIXES)}")
-    return folder, pictures, findings
+    return _without_drawings(folder, pictures, findings)
+
+
+def _without_drawings(root: Path, pictures: list[str], findings: list[Finding]) -> tuple[Path, list[str], list[Finding]]:
+    """What lies in the folder of drawings of a run below `root` was made by weldtrain."""
+    folders = {parent for name in pictures for parent in Path(name).parents if parent.name == _DRAWN}
+    of_runs = {folder for folder in folders if all((root / folder.parent / file).is_file() for file in _RUN_FILES)}
+    kept = [name for name in pictures if of_runs.isdisjoint(Path(name).parents)]
+    if len(kept) < len(pictures):
+        findings = [*findings, Finding(NOTE, "own-output", "", 0,
+                                       f"pictures that weldtrain drew, left out: {len(pictures) - len(kept)}")]
+    if not kept:
+        raise DataError("holds no picture but those that weldtrain drew", f"{_KEY}={root}",
+                        f"give the folder of what they were drawn from, or {root / min(folders)} to take them all the same")
+    return root, kept, findings
 
 
 def _listed(file: Path) -> tuple[Path, list[str], list[Finding]]:

@@ -31,6 +31,7 @@ from weldtrain.formats.pictures import OR_SKIP
 from weldtrain.formats.record import ERROR, NOTE, Finding
 from weldtrain.formats.sources import SPLIT, Pictures
 from weldtrain.formats.written import Found
+from weldtrain.interruption import deferred
 from weldtrain.telemetry.console import followed, table
 from weldtrain.telemetry.drawing import draw_all
 from weldtrain.telemetry.machine import usable_cores
@@ -62,13 +63,18 @@ def run(cfg: Config, record: RunRecord) -> None:
             if f.level == NOTE:
                 log.info("%s", f.text)
         counts: Counter[str] = Counter()
-        done = 0
+        done, ended = 0, None
         if len(index):
-            with _written_to(record.dir), _outputs(cfg, record.dir, trained, index, thresholds) as write:
-                for found in _found(cfg, trained, index, thresholds, device, unread):
-                    write(found)
-                    counts.update(trained.classes[label - 1] for label in found.labels.tolist())
-                    done += 1
+            looked_at = contextlib.closing(_found(cfg, trained, index, thresholds, device, unread))
+            with _outputs(cfg, record.dir, trained, index, thresholds) as write, looked_at as all_found:
+                try:
+                    for found in all_found:
+                        with deferred():
+                            write(found)
+                            counts.update(trained.classes[label - 1] for label in found.labels.tolist())
+                            done += 1
+                except BaseException as e:  # what is done is kept, and then it is raised
+                    ended = e
     finally:
         index_file.unlink(missing_ok=True)
     record.summary |= {"pictures": done, "found": dict(counts), "unread": len(unread), "thresholds": thresholds,
@@ -76,6 +82,9 @@ def run(cfg: Config, record: RunRecord) -> None:
     table(f"{done} pictures of {reader.folder.root}", ("class", "threshold", "found"),
           [(name, f"{thresholds[name]:.3f}", counts[name]) for name in trained.classes])
     log.info("results: %s", record.dir)
+    if ended is not None:
+        log.warning("%d of %d pictures are done, and all results are of these", done, len(index))
+        raise ended
     if unread:
         _refuse(unread, record.dir, done)
 
@@ -88,6 +97,9 @@ def _thresholds(cfg: Config, trained: Trained) -> dict[str, float]:
         log.warning("the checkpoint holds no thresholds: %g for all; task=evaluate chooses better ones", _UNKNOWN)
         return dict.fromkeys(trained.classes, _UNKNOWN)
     log.info("thresholds of the checkpoint, chosen on its split %s", trained.points["split"])
+    if cfg.predict.max_detections < trained.points.get("seen_in", {}).get("max_detections", 0):
+        log.warning("predict.max_detections=%d: the thresholds were chosen with %d, and what they promise does not hold for less",
+                    cfg.predict.max_detections, trained.points["seen_in"]["max_detections"])
     for name, point in trained.points["points"].items():
         if point["why"]:
             log.info("%s: %s", name, point["why"])
@@ -102,6 +114,12 @@ def _found(
     dataset = DetectionDataset(samples, SPLIT, trained.classes, model_cfg, spare=True)
     if len(dataset) > len(index):
         log.info("predict.tiles=%s: %d tiles of %d pictures", cfg.predict.tiles, len(dataset), len(index))
+    if cfg.predict.threshold is None and trained.points and "seen_in" in trained.points:
+        chosen, here = (f"tiles of {px} px" if px else "whole pictures"
+                        for px in (trained.points["seen_in"]["tile_px"], dataset.index.tile_px))
+        if chosen != here:
+            log.warning("the thresholds were chosen in %s, and here %s are looked at: what they promise does not hold for these; "
+                        "choose others with task=evaluate evaluate.tiles=%s", chosen, here, cfg.predict.tiles)
     loader = evaluation_loader(dataset, cfg.loader, cfg.predict.batch_size, device)
     trained.model.limit_detections(min(_LOWEST, *thresholds.values()), cfg.predict.max_detections)
     least = np.array([thresholds[name] for name in trained.classes])
@@ -136,7 +154,7 @@ def _outputs(
     info = {"description": "what weldtrain found", "version": version(), "checkpoint": cfg.checkpoint,
             "thresholds": dict(thresholds), "source": cfg.predict.source}
     classes, save = trained.classes, cfg.predict.save
-    with contextlib.ExitStack() as stack:
+    with _written_to(folder), contextlib.ExitStack() as stack:
         writers: list[Callable[[Found], None]] = []
         if "json" in save:
             writers.append(stack.enter_context(written.coco_results(folder, classes, info)))
@@ -163,10 +181,11 @@ def _outputs(
             writers.append(stack.enter_context(_beside(draw)))
 
         def write(found: Found) -> None:
-            for writer in writers:
-                writer(found)
+            with _written_to(folder):
+                for writer in writers:
+                    writer(found)
 
-        yield write
+        yield write  # nothing is raised here
 
 
 def _named(pictures: list[str], suffix: str, taken: tuple[str, ...] = ()) -> dict[str, str]:
@@ -180,7 +199,7 @@ def _named(pictures: list[str], suffix: str, taken: tuple[str, ...] = ()) -> dic
 
 @contextlib.contextmanager
 def _written_to(folder: Path) -> Iterator[None]:
-    """Reading a picture raises errors of its own: what the system refuses here is to write. Raises TrainingError."""
+    """What the system refuses here is to write. Raises TrainingError."""
     try:
         yield
     except OSError as e:
