@@ -138,7 +138,7 @@ def test_a_run_that_was_killed_before_its_last_checkpoint_had_all_its_names_gets
     whole = {p.name: p.read_bytes() for p in places.iterdir()}
     (places / "best.pt").unlink()
     (places / "epoch_0001.pt").write_bytes(whole["last.pt"][:-1])
-    (places / ".best.pt.77").write_bytes(b"half")
+    (places / ".77.3.draft").write_bytes(b"half")
     run(cfg, folder, places / "last.pt")
     assert {p.name for p in places.iterdir()} == whole.keys() and len(whole) == 3
     assert (places / "last.pt").read_bytes() == whole["last.pt"]

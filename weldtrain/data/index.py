@@ -7,13 +7,13 @@ import json
 import logging
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from weldtrain.atomic import whole
 from weldtrain.config import nearest
 from weldtrain.data.images import Window, read_image, target_sizes
 from weldtrain.errors import DataError, one_line
@@ -203,15 +203,8 @@ def write_index(file: Path, header: dict, arrays: dict[str, np.ndarray]) -> None
     text = json.dumps({**header, "arrays": table, "bytes": len(body), "crc": zlib.crc32(body)}).encode()
     head = _MAGIC + _LENGTH_CRC.pack(len(text), zlib.crc32(text)) + text
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=file.stem, delete=False) as out:
-            try:
-                out.write(head + b"\0" * (-len(head) % _ALIGN) + body)
-                out.flush()
-                os.replace(out.name, file)
-            except BaseException:
-                os.unlink(out.name)
-                raise
+        with whole(file, "wb") as out:
+            out.write(head + b"\0" * (-len(head) % _ALIGN) + body)
     except OSError as e:
         raise DataError(f"the index cannot be written ({e.strerror})", file.parent, "set cache_dir to a folder with room") from e
 

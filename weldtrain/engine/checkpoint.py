@@ -1,7 +1,4 @@
-"""Checkpoints: plain values and CPU tensors only, so that `torch.load(weights_only=True)` opens them anywhere.
-
-A file appears whole or not at all: written beside its place, synced, renamed.
-"""
+"""Checkpoints: plain values and CPU tensors only, so that `torch.load(weights_only=True)` opens them anywhere."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ import contextlib
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
+from weldtrain.atomic import DRAFTS, whole
 from weldtrain.errors import DataError, TrainingError, origins
 
 FORMAT = 2
@@ -70,7 +68,7 @@ def snapshot(value: Any) -> Any:
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Writes `state` to `path`. Raises TrainingError where that fails; an older file at `path` then stays."""
     try:
-        with _whole_or_not(path) as out:
+        with whole(path, "wb", sync=True) as out:
             torch.save({"format": FORMAT, **state}, out)
     except (OSError, RuntimeError) as e:  # torch makes a RuntimeError of a full disk's
         said = next((origin.strerror for origin in origins(e) if isinstance(origin, OSError) and origin.strerror), str(e))
@@ -80,10 +78,10 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def publish(path: Path, name: str) -> Path:
     """Copies the checkpoint at `path` under another name in its folder, so that damage to one leaves the other; where there is
     no room for a copy it is a second name of the same file. Raises TrainingError where neither can be."""
-    target, link = path.with_name(name), path.with_name(f".{name}.link")
+    target, link = path.with_name(name), path.with_name(f".{name}.draft")
     try:
         try:
-            with open(path, "rb") as source, _whole_or_not(target) as out:
+            with open(path, "rb") as source, whole(target, "wb", sync=True) as out:
                 shutil.copyfileobj(source, out, 2**20)
         except OSError:
             link.unlink(missing_ok=True)
@@ -94,24 +92,9 @@ def publish(path: Path, name: str) -> Path:
     return target
 
 
-@contextlib.contextmanager
-def _whole_or_not(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes its place at `path` once it is on the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def tidy(folder: Path) -> None:
     """Removes what a run that was killed left half written."""
-    for file in folder.glob(".*.pt.*"):
+    for file in folder.glob(DRAFTS):
         with contextlib.suppress(OSError):
             file.unlink()
 

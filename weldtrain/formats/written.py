@@ -10,23 +10,22 @@ import contextlib
 import csv
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import numpy as np
 import yaml
 from lxml import etree
 
+from weldtrain.atomic import whole
 from weldtrain.formats.files import folded
 
 RESULTS, PICTURES = "predictions.json", "images.json"
 CLASSES, DATA = "classes.txt", "data.yaml"
 TABLE = ("image", "class", "score", "x1", "y1", "x2", "y2", "width_px", "height_px")
-_DRAFTS = itertools.count()
 _SUFFIX = re.compile(r"(?<=[^/])\.[^./]*$")
 # Bytes of a name that are no UTF-8, and what XML cannot hold or would break a line of a table.
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -153,20 +152,6 @@ def write_yolo_classes(folder: Path, labels: Iterable[str], classes: Sequence[st
     for place in sorted({"", *(name.rpartition("/")[0] for name in labels)}):
         with whole(folder / place / CLASSES) as out:
             out.writelines(f"{_shown(name)}\n" for name in classes)
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[TextIO]:
-    """A text to write, whose folder is made; it takes its place at `path` at the end, or never if something is raised."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{os.getpid()}.{next(_DRAFTS)}")  # not of the name, which may be as long as names can be
-    try:
-        with open(draft, "w", encoding="utf-8", newline="\n") as out:
-            yield out
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _children(parent: etree._Element, **texts: object) -> None:

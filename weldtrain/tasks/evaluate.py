@@ -27,7 +27,7 @@ from weldtrain.engine.evaluator import Judged, evaluate, operating_points, rule_
 from weldtrain.engine.results import Results
 from weldtrain.engine.trained import Trained
 from weldtrain.errors import DataError
-from weldtrain.formats.columns import mm_per_pixel, picture_column
+from weldtrain.formats.columns import Sheet
 from weldtrain.formats.splits import group_key
 from weldtrain.metrics import inspection
 from weldtrain.metrics.bootstrap import ap_intervals, resamples
@@ -144,11 +144,12 @@ def _about(cfg: Config, index: AnnotationIndex) -> dict[str, Any]:
     rows = index.rows(cfg.evaluate.split)
     paths = [index.path(row) for row in rows]
     groups = [group_key(path, cfg.dataset.split.group) for path in paths]
+    sheet = Sheet(cfg.dataset, index.root, paths)
     return {
-        "rows": rows, "mm": mm_per_pixel(cfg.dataset, index.root, paths),
+        "rows": rows, "mm": sheet.mm_per_pixel(),
         "groups": np.unique(groups, return_inverse=True)[1],
         "columns": ({"split": [index.splits[k] for k in index.split_ids[rows]]} if "+" in cfg.evaluate.split else {})
-        | {name: picture_column(cfg.dataset, index.root, paths, name, "evaluate.slice_by") for name in cfg.evaluate.slice_by},
+        | {name: sheet.column(name, "evaluate.slice_by") for name in cfg.evaluate.slice_by},
     }
 
 
