@@ -92,6 +92,25 @@ def test_one_tile_of_a_picture_in_the_cache_brings_all_of_them(strips, tmp_path,
     assert read == [0]
 
 
+def test_a_full_cache_makes_no_sample_decode_its_siblings(strips, tmp_path, monkeypatch):
+    data = DetectionDataset(strips, "train", strips.names, MODEL)
+    data.cache, _ = open_cache(LoaderConfig(cache="ram"), data.index, data.sizes, data.window, tmp_path, rows=data.rows,
+                               passes=2, workers=1, decoded=data.decoded)
+    data.cache._full, made = True, []
+    decoded = data.decoded
+    monkeypatch.setattr(data, "decoded", lambda row, laps: made.append(row) or decoded(row, laps))
+    for row in (3, 0, 5):
+        data.load(0, row)
+    assert made == [3, 0, 5]
+
+
+def test_a_picture_is_known_by_what_it_shows(strips):
+    known = strips.identities(np.array([0, 1]))
+    assert len(set(known.tolist())) == 2 and np.array_equal(known, TiledIndex(strips, 100, 0.25).identities(np.array([0, 3, 6])))
+    strips.boxes = strips.boxes + np.float32(1)
+    assert not np.isin(strips.identities(np.array([0, 1])), known).any()
+
+
 def test_a_picture_no_larger_than_a_tile_is_the_same_sample_as_without_tiles(strips):
     whole = DetectionDataset(strips, "train", strips.names, replace(MODEL, tiles=None))
     tiles = DetectionDataset(strips, "train", strips.names, MODEL)
@@ -119,6 +138,30 @@ def test_what_many_threads_want_is_made_once_and_a_failure_is_told_to_all():
     with pytest.raises(OSError, match="gone"):
         lately.get(2, lambda: (_ for _ in ()).throw(OSError("gone")))
     assert lately.get(2, lambda: np.ones(1)) == 1  # tried again
+
+
+def test_what_is_being_made_is_not_forgotten_for_what_is_newer():
+    release, made, lately = threading.Event(), [], Lately(keep=2)
+
+    def slow():
+        made.append(0)
+        release.wait(5)
+        return np.zeros(1)
+
+    first = threading.Thread(target=lambda: lately.get(0, slow))
+    first.start()
+    while not made:
+        pass
+    for key in range(1, 6):
+        lately.get(key, lambda: np.ones(1))
+    second = threading.Thread(target=lambda: lately.get(0, slow))
+    second.start()
+    release.set()
+    first.join()
+    second.join()
+    assert made == [0]
+    lately.get(6, lambda: np.ones(1))
+    assert len(lately._made) == 2
 
 
 def lines(*ends):

@@ -1,5 +1,6 @@
 """A run that was stopped goes on as if nothing had happened: the same bits on one CPU thread, and the same series."""
 
+import io
 import itertools
 import json
 import multiprocessing
@@ -147,6 +148,19 @@ def test_a_run_that_was_killed_before_its_last_checkpoint_had_all_its_names_gets
     before = (places / "best.pt").stat().st_mtime_ns
     run(cfg, folder, places / "last.pt")
     assert (places / "best.pt").stat().st_mtime_ns == before
+
+
+def test_an_epoch_that_was_kept_but_not_judged_gets_its_name_as_well(configured, tmp_path):
+    folder, cfg = tmp_path / "run", configured(*LONG, "trainer.epochs=2", "trainer.eval_every=2", "trainer.keep_every=1")
+    run(cfg, folder)
+    places = folder / "checkpoints"
+    first = (places / "epoch_0001.pt").read_bytes()
+    for file in places.iterdir():
+        file.unlink()
+    (places / "last.pt").write_bytes(first)
+    run(cfg, folder, places / "last.pt")
+    assert {p.name for p in places.iterdir()} == {"last.pt", "best.pt", "epoch_0001.pt", "epoch_0002.pt"}
+    same(checkpoint.load(places / "epoch_0001.pt"), torch.load(io.BytesIO(first), weights_only=True))
 
 
 def test_resuming_an_earlier_checkpoint_writes_what_followed_anew(configured, straight, tmp_path):

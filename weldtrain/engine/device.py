@@ -10,8 +10,11 @@ import torch
 from weldtrain.errors import ConfigError
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device for `device=auto|cuda|cpu|mps`. Raises ConfigError for one that this machine or torch lacks."""
+def choose_device(wanted: str, cpu_threads: int | None = None) -> torch.device:
+    """The device for `device=auto|cuda|cpu|mps`; what is computed on the CPU takes `cpu_threads`, torch's own choice where None.
+    Raises ConfigError for a device that this machine or torch lacks."""
+    if cpu_threads:
+        torch.set_num_threads(cpu_threads)
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         wanted = next(name for name, there in available.items() if there)

@@ -39,9 +39,7 @@ def run(cfg: Config, record: RunRecord) -> float:
     """Writes doctor.json, report.html and the tuned loader settings; returns the share of the limit that training reaches."""
     started, budget_s = time.perf_counter(), cfg.doctor.budget_s
     torch.manual_seed(cfg.seed)
-    if cfg.trainer.cpu_threads:
-        torch.set_num_threads(cfg.trainer.cpu_threads)
-    device = choose_device(cfg.device)
+    device = choose_device(cfg.device, cfg.trainer.cpu_threads)
     index = open_index(cfg.dataset, cfg.cache_dir)
     classes = index.class_names(cfg.dataset.classes)
     dataset = DetectionDataset(index, "train", classes, cfg.model, augment=cfg.augment, seed=cfg.seed)

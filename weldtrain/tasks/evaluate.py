@@ -53,9 +53,7 @@ _FEW_GROUPS = 20
 
 def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     """Returns AP50, None where the split has no defects."""
-    if cfg.trainer.cpu_threads:
-        torch.set_num_threads(cfg.trainer.cpu_threads)
-    device = choose_device(cfg.device)
+    device = choose_device(cfg.device, cfg.trainer.cpu_threads)
     trained = Trained.load(cfg.checkpoint, device) if cfg.checkpoint else None  # first, since it is soon known to be none
     index = in_turn(lambda: open_index(cfg.dataset, cfg.cache_dir))
     index.report_findings()

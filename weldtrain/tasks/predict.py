@@ -15,7 +15,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 
 from weldtrain.config import Config
 from weldtrain.data.dataset import DetectionDataset
@@ -48,9 +47,7 @@ _JPEG_QUALITY, _JPEG_MOST_PX = 92, 65500
 
 def run(cfg: Config, record: RunRecord) -> None:
     """Raises DataError at the end, when all others are done, for pictures that could not be read."""
-    if cfg.trainer.cpu_threads:
-        torch.set_num_threads(cfg.trainer.cpu_threads)
-    device = choose_device(cfg.device)
+    device = choose_device(cfg.device, cfg.trainer.cpu_threads)
     trained = Trained.load(cfg.checkpoint, device)
     thresholds = _thresholds(cfg, trained)
     index_file = record.dir / "pictures.idx"

@@ -119,9 +119,7 @@ def _prepared(cfg: Config) -> tuple[torch.device, torch.dtype | None]:
     if cfg.trainer.stop_signal:
         listen(getattr(signal, f"SIG{cfg.trainer.stop_signal}"))
     torch.manual_seed(cfg.seed)
-    if cfg.trainer.cpu_threads:
-        torch.set_num_threads(cfg.trainer.cpu_threads)
-    device = choose_device(cfg.device)
+    device = choose_device(cfg.device, cfg.trainer.cpu_threads)
     if cfg.trainer.deterministic:
         for note in make_deterministic(device):
             log.info("trainer.deterministic: %s", note)

@@ -76,6 +76,7 @@ def parallel_axes(names: Sequence[str], runs: Sequence[Sequence[Any]]) -> dict[s
     return {"axes": axes, "lines": lines, "width": round(160 + apart * max(len(names) - 1, 1))}
 
 
+_FEWEST_TICKS = 3
 _XY_LEFT, _XY_RIGHT, _XY_TOP, _XY_BOTTOM = 34, 314, 10, 176
 
 
@@ -106,12 +107,15 @@ def xy_chart(
 
 def _ticks(ends: tuple[float, float], log: bool) -> list[float]:
     """Round numbers between both ends: on a logarithmic scale 1, 2 and 5 of each power of ten, or where those are many the
-    powers alone."""
+    powers alone, and where they are few as on any other."""
     low, high = ends
     if log:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
-        return found if len(found) <= 8 else [t for t in found if math.isclose(math.log10(t) % 1, 0, abs_tol=1e-9)]
+        if len(found) > 8:
+            return [t for t in found if math.isclose(math.log10(t) % 1, 0, abs_tol=1e-9)]
+        if len(found) >= _FEWEST_TICKS:
+            return found
     span = (high - low) or 1
     step = next(s * 10.0**p for p in range(-9, 12) for s in (1, 2, 2.5, 5) if span / (s * 10.0**p) <= 5)
     return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
