@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-_NUMBERS = itertools.count()
-DRAFTS = ".*.draft"  # what a process that was killed may leave; its number tells it from others
+DRAFTS = ".*.draft"  # what a process that was killed may leave
 
 
 @contextlib.contextmanager
@@ -18,10 +17,10 @@ def whole(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO]:
     """A file to write, text in UTF-8 or with `wb` bytes, whose folder is made; it takes its place at `path` at the end, with
     `sync` once it is on the disk, or never if something is raised. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{os.getpid()}.{next(_NUMBERS)}.draft")  # not of the name, which may be as long as names can be
+    draft = path.with_name(f".{secrets.token_hex(8)}.draft")  # not of the name, which may be as long as names can be
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
-        with open(draft, mode, **text) as out:
+        with open(draft, mode.replace("w", "x"), **text) as out:
             yield out
             if sync:
                 out.flush()

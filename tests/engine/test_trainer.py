@@ -230,7 +230,7 @@ def judged_as(monkeypatch, aps):
     empty = {"map_50": 0.0, "map_75": 0.0, "per_class_ap": {}, "per_class_ap_50": {}}
     nothing = Boxes(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
     monkeypatch.setattr(train, "evaluate", lambda *_: Judged({"map": next(given), **empty}, nothing, nothing,
-                                                            np.zeros(0, int)))
+                                                            np.zeros(0, int), shown=np.zeros(0, int)))
 
 
 def test_training_ends_where_patience_does_and_the_best_epochs_stay(configured, tmp_path, monkeypatch):
@@ -330,6 +330,17 @@ def test_a_gpu_that_is_full_says_by_how_much_to_lower_which_key(monkeypatch, pic
     with pytest.raises(TrainingError, match=f"a batch of {pictures} took 7.0 of 8.0 GB and wanted more; {told}"), \
             fitting.memory_told("loader.batch_size", pictures, torch.device("cuda"), accumulate):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_a_checkpoint_knows_all_pictures_that_are_in_its_weights(configured, tmp_path, index):
+    short = ("trainer.max_steps=1", "loader.batch_size=4", "dataset.split.make=always", "dataset.split.group=null")
+    _, first = run(configured(*short), tmp_path / "first")
+    one = checkpoint.load(first.summary["checkpoint"])
+    _, other = run(configured(*short, "dataset.split.seed=5", f"model.weights={first.summary['checkpoint']}"), tmp_path / "other")
+    two = checkpoint.load(other.summary["checkpoint"])
+    known = set(two["trained_on"].tolist())
+    assert set(one["trained_on"].tolist()) < known and not set(two["chosen_on"].tolist()) <= set(one["chosen_on"].tolist())
+    assert known <= set(index.identities(np.arange(len(index))).tolist())
 
 
 def test_training_in_tiles_judges_whole_pictures_and_says_how_rare_defects_are(configured, tmp_path):

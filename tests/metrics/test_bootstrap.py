@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from weldtrain.metrics.bootstrap import ap_intervals, interval, ratio_interval, resampled_aps, resamples, weighted_ap
+from weldtrain.metrics.bootstrap import ap_intervals, interval, ratio_interval, resampled_aps, resamples, totals, weighted_ap
 from weldtrain.metrics.detection import evaluate_detections
 from weldtrain.metrics.matching import Boxes, match
 
@@ -62,17 +62,22 @@ def test_resamples_take_whole_groups_and_as_many_as_there_are():
 
 
 def test_interval_by_hand():
-    assert interval(np.arange(101.0)) == pytest.approx((2.5, 97.5)) and interval(np.arange(101.0), 0.5) == (25, 75)
-    assert interval(np.array([1.0, np.nan])) == (1, 1)
+    assert interval(np.arange(101.0)) == (2, 98) and interval(np.arange(101.0), 0.5) == (25, 75)
+    assert interval(np.array([1.0, 2.0, np.nan])) == (1, 2) and interval(np.array([1.0, np.inf])) == (1, np.inf)
     assert interval(np.array([1.0, np.nan, np.nan])) is None and interval(np.zeros(0)) is None
+    assert interval(np.ones(100)) is None  # of no spread resampling tells nothing
+
+
+def ratio(numerator, denominator, weights):
+    return ratio_interval(totals(weights, numerator), totals(weights, denominator))
 
 
 def test_ratios_by_hand():
     weights = np.array([[2, 0], [1, 1], [0, 2]])
-    assert ratio_interval(np.array([1, 3]), np.array([2, 4]), weights) == pytest.approx(
-        np.quantile([1 / 2, 4 / 6, 3 / 4], [0.025, 0.975]))
-    assert ratio_interval(np.array([1, 0]), np.array([2, 0]), weights) == (0.5, 0.5)  # the last resample has nothing to tell of
-    assert ratio_interval(np.zeros(2), np.zeros(2), weights) is None
+    assert totals(weights, np.array([1, 3])).tolist() == [2, 4, 6]
+    assert ratio(np.array([1, 3]), np.array([2, 4]), weights) == (1 / 2, 3 / 4)  # of 1/2, 4/6 and 3/4
+    assert ratio(np.array([1, 0]), np.array([2, 0]), weights) is None  # the last has nothing to tell of, the others tell the same
+    assert ratio(np.zeros(2), np.zeros(2), weights) is None
 
 
 def test_the_true_ratio_lies_within_nineteen_times_of_twenty():
@@ -80,7 +85,7 @@ def test_the_true_ratio_lies_within_nineteen_times_of_twenty():
     held = 0
     for seed in range(200):
         defects = rng.poisson(3, 100)
-        low, high = ratio_interval(rng.binomial(defects, 0.2), defects, resamples(np.arange(100), 300, seed))
+        low, high = ratio(rng.binomial(defects, 0.2), defects, resamples(np.arange(100), 300, seed))
         held += low <= 0.2 <= high
     assert 0.90 <= held / 200 <= 0.99  # three standard deviations of 200 draws
 
@@ -88,7 +93,7 @@ def test_the_true_ratio_lies_within_nineteen_times_of_twenty():
 def test_equal_pictures_of_a_weld_count_once():
     """Four pictures each of 40 welds that are the same: by weld the interval is twice as wide."""
     missed, weld = np.repeat(np.random.default_rng(0).random(40) < 0.3, 4), np.repeat(np.arange(40), 4)
-    by_picture, by_weld = (np.diff(ratio_interval(missed, np.ones(160), resamples(of, 2000, 0)))[0]
+    by_picture, by_weld = (np.diff(ratio(missed, np.ones(160), resamples(of, 2000, 0)))[0]
                            for of in (np.arange(160), weld))
     assert by_weld == pytest.approx(2 * by_picture, rel=0.15)
 
@@ -144,13 +149,14 @@ def test_by_hand():
     assert ap[:3] == pytest.approx([0.5 * 51 / 101, 0.5, 0]) and math.isnan(ap[3])
 
 
-def test_perfect_detections_are_sure():
+def test_of_perfect_detections_resampling_tells_nothing():
     truth, _ = scene(0)
     truth.ignore = None
     found = Boxes(truth.image, truth.boxes, truth.labels, np.random.default_rng(0).random(len(truth.labels)))
-    told = ap_intervals(found, truth, CLASSES, resamples(np.arange(6), 100, 0))
-    assert told["map"] == told["map_50"] == told["map_75"] == (1, 1)
-    assert told["per_class_ap"] == told["per_class_ap_50"] == {"a": (1, 1), "b": (1, 1), "c": (1, 1), "nowhere": None}
+    drawn = resamples(np.arange(6), 100, 0)
+    assert (resampled_aps(found, truth, CLASSES, drawn)["map"] == 1).all()
+    told = ap_intervals(found, truth, CLASSES, drawn)
+    assert told["map"] is told["map_50"] is told["per_class_ap"]["a"] is None
 
 
 def test_the_interval_holds_the_figure():
@@ -170,8 +176,9 @@ def test_where_nothing_can_be_said():
     truth.ignore = np.ones(len(truth.labels), bool)
     assert ap_intervals(found, truth, CLASSES, drawn) == blank
     truth.ignore = None
-    assert ap_intervals(none, truth, CLASSES, drawn)["map"] == (0, 0)
+    assert ap_intervals(none, truth, CLASSES, drawn)["map"] is None
+    assert (resampled_aps(none, truth, CLASSES, drawn)["map"] == 0).all()
     one = Boxes(np.zeros(1, int), np.array([[0, 0, 9, 9.0]]), np.ones(1, int), np.ones(1))
-    assert ap_intervals(one, one, CLASSES, resamples(np.zeros(1, int), 5, 0))["map"] == (1, 1)
+    assert ap_intervals(one, one, CLASSES, resamples(np.zeros(1, int), 5, 0))["map"] is None
     rare = Boxes(np.zeros(1, int), np.array([[0, 0, 9, 9.0]]), np.ones(1, int), np.ones(1))  # on one of 40 pictures
-    assert ap_intervals(rare, rare, CLASSES, resamples(np.arange(40), 200, 0))["map"] == (1, 1)
+    assert ap_intervals(rare, rare, CLASSES, resamples(np.arange(40), 200, 0))["map"] is None

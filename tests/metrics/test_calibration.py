@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from weldtrain.metrics.bootstrap import resamples
 from weldtrain.metrics.calibration import calibration_error, error_interval, judged, reliability
 from weldtrain.metrics.matching import Boxes, match
 
@@ -36,10 +37,19 @@ def test_the_error_moves_with_the_pictures():
     # Picture 0 is sure by 0.9 and right, picture 1 by 0.6 and wrong: errors of 0.1 and 0.6 alone, of 0.35 together.
     scores, correct, picture = np.array([0.9, 0.6]), np.array([True, False]), np.array([0, 1])
     weights = np.array([[1, 1], [2, 0], [0, 2]])
-    for row, expected in zip(weights, (0.35, 0.1, 0.6)):
-        assert error_interval(scores, correct, picture, row[None]) == pytest.approx((expected, expected))
-    assert calibration_error(scores, correct) == pytest.approx(0.35)
+    assert calibration_error(scores, correct) == pytest.approx(0.35)  # as the three are on average
+    assert error_interval(scores, correct, picture, weights) == pytest.approx((0.1, 0.6))
+    assert error_interval(scores, correct, picture, weights[:2]) == pytest.approx((0.1, 0.35))
     assert error_interval(scores[:0], correct[:0], picture[:0], weights) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_error_lies_within_its_interval_also_where_all_of_it_is_chance(seed):
+    rng = np.random.default_rng(seed)
+    scores, picture = rng.random(300), np.arange(300)
+    correct = rng.random(300) < scores
+    low, high = error_interval(scores, correct, picture, resamples(picture, 300, seed))
+    assert low < calibration_error(scores, correct) < high
 
 
 def test_without_detections_nothing_can_be_said():

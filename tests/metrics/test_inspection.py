@@ -19,7 +19,7 @@ def squares(n, side, seed=0):
 def inspected(truth, found, classes=("crack", "slag"), pictures=None, threshold=0.5, unit=1.0):
     n = pictures or int(truth.image.max()) + 1
     return inspection.inspect(found, truth, match(found, truth), classes, n, thresholds=dict.fromkeys(classes, threshold),
-                              size="longer_side", unit=unit, weights=resamples(np.arange(n), 200, 0), confidence=0.95)
+                              size="longer_side", unit=unit, weights=resamples(np.arange(n), 200, 0), each=True, confidence=0.95)
 
 
 def test_sizes_by_hand():
@@ -46,6 +46,16 @@ def test_perfect_detections_miss_nothing_at_no_false_call():
     assert clean["false_calls_at_most"] == pytest.approx(-np.log(0.05) / 40)  # Garwood's for no event
     assert [r["ap_50"] for r in inspection.by_size(seen, found, truth, match(found, truth), 1.0, "longer_side")] == [1.0]
     assert not len(inspection.worst_misses(seen)) and not len(inspection.worst_false_calls(seen))
+
+
+def test_pictures_in_groups_have_no_exact_interval():
+    boxes, ones = squares(40, 20), np.ones(40, int)
+    truth = Boxes(np.arange(40), boxes, ones)
+    found, weld = Boxes(np.arange(40), boxes, ones, np.full(40, 0.9)), np.arange(40) // 10
+    seen = inspection.inspect(found, truth, match(found, truth), ("crack",), 40, thresholds={"crack": 0.5}, size="diagonal",
+                              unit=1.0, weights=resamples(weld, 200, 0), each=False, confidence=0.95)
+    crack = inspection.by_class(seen, "logit", "log")[0]["crack"]
+    assert crack["missed_interval"] is crack["false_calls_interval"] is None and crack["missed_at_most"] > 0
 
 
 def test_the_size_that_is_found_comes_back_in_any_unit():

@@ -17,6 +17,7 @@ from weldtrain.formats import written
 from weldtrain.metrics.detection import evaluate_detections
 from weldtrain.metrics.matching import Boxes, match
 from weldtrain.tasks import evaluate, predict
+from weldtrain.telemetry import judgement
 from weldtrain.telemetry.record import RunRecord
 
 
@@ -55,7 +56,7 @@ def test_perfect_predictions_are_perfect_in_every_figure(judged, perfect):
     told = json.loads((record.dir / "summary.json").read_text())["inspection"]
     assert (told["all"]["missed"], told["all"]["false_calls_per_picture"], told["chosen_on"]) == (0, 0.0, "val")
     assert told["classes"] and all(c["missed"] == 0 and c["a90"] is None and c["no_pod"] for c in told["classes"].values())
-    assert told["intervals"]["map"] == [1.0, 1.0] and all(r["ap_50"] == 1.0 for r in told["by_size"])
+    assert told["intervals"]["map"] is None and all(r["ap_50"] == 1.0 for r in told["by_size"])
     matrix = np.array(told["confusion"])
     assert (matrix == np.diag(np.diag(matrix))).all() and matrix.sum() == told["all"]["defects"] > 0
     assert told["calibration_error"] == pytest.approx(0.1)
@@ -91,6 +92,23 @@ def test_pictures_that_were_trained_on_verify_nothing(judged, guessing, configur
     html = (tmp_path / "run/report.html").read_text()
     assert "were trained on: these figures tell nothing of new pictures" in html and "holds here" not in html
     assert judged(model=model, place="val").summary["inspection"]["trained_on"] == 0
+    old = judged("evaluate.split=train", model=guessing(), place="old").summary["inspection"]
+    assert old["trained_on"] is None  # of an earlier release: not known
+    kept = old["classes"]["crack"] | {"why": "", "defects": 200, "missed": 0}
+    assert judgement.promises(old | {"classes": {"crack": kept}}, 0.995)["crack"][1] == (
+        "not contradicted here, and too few defects to verify it: 0 of 200 missed")
+    assert judgement.promises(old | {"classes": {"crack": kept}}, 0.95)["crack"][1] == (
+        "holds here as well: with 95% confidence no more than 2% are missed, unless these were trained on, which is not known")
+
+
+def test_a_few_pictures_of_those_that_chose_are_told_by_their_number(judged, guessing):
+    told = judged("evaluate.split=train", "evaluate.choose_on=val", model=guessing()).summary["inspection"]
+    crack = told["classes"]["crack"] | {"why": "", "defects": 9, "missed": 0}
+    said = judgement.promises(told | {"chose": 1, "classes": {"crack": crack}}, 0.95)
+    assert "had a part in the promise" in said["crack"][1]
+    assert judgement.in_sample(told | {"chose": 1}) == (
+        f", in which 1 of the {told['shown']} pictures with defects had a part: others have to verify them")
+    assert judgement.in_sample(told) == ""
 
 
 def test_pictures_that_chose_the_thresholds_are_known_in_any_folder_and_split(judged, guessing, configured, tmp_path):
@@ -101,9 +119,9 @@ def test_pictures_that_chose_the_thresholds_are_known_in_any_folder_and_split(ju
     table.write_text(table.read_text().replace(",val", ",test"))
     told = judged(f"dataset.root={tmp_path / 'moved'}", "evaluate.split=test", model=first.checkpoints / evaluate.JUDGED,
                   place="moved").summary["inspection"]
-    assert told["chosen_on"] == "val" and told["in_sample"]
+    assert told["chosen_on"] == "val" and told["chose"] == told["shown"] > 0
     assert not judged("evaluate.split=train", model=first.checkpoints / evaluate.JUDGED, place="train").summary[
-        "inspection"]["in_sample"]
+        "inspection"]["chose"]
 
 
 @pytest.mark.parametrize("override", ["evaluate.tiles=64", "evaluate.max_detections=5", "evaluate.score_thresh=0.2"])
@@ -219,7 +237,7 @@ def test_several_splits_are_judged_together_and_told_apart(judged):
 
 def test_where_the_split_to_choose_on_is_not_there_the_judged_one_chooses_and_that_is_said(judged, tmp_path):
     told = judged("evaluate.split=train", "evaluate.choose_on=other").summary["inspection"]
-    assert told["in_sample"] and told["chosen_on"] == "train"
+    assert told["chose"] == told["shown"] > 0 and told["chosen_on"] == "train"
     assert "no picture in split 'other': train itself chooses" in (tmp_path / "run/run.log").read_text()
 
 

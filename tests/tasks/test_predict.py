@@ -19,7 +19,7 @@ from weldtrain.data.synthetic import CLASSES
 from weldtrain.engine.device import choose_device
 from weldtrain.engine.evaluator import evaluate
 from weldtrain.engine.trained import Trained
-from weldtrain.errors import ConfigError, DataError
+from weldtrain.errors import ConfigError, DataError, TrainingError
 from weldtrain.formats import written
 from weldtrain.interruption import Interrupted
 from weldtrain.tasks import predict
@@ -122,13 +122,31 @@ def test_what_was_done_before_it_ended_is_kept(configured, guessing, tree, tmp_p
             yield picture
 
     monkeypatch.setattr(predict, "pictures", until)
+    (tree / "A/zero.jpg").write_bytes(b"")
     cfg = configured("task=predict", f"checkpoint={guessing()}", f"predict.source={tree}", "predict.threshold=0.3",
                      "predict.save=[pictures,json,csv,voc]")
     with pytest.raises(type(error), match=str(error).replace("[", ".")), RunRecord(tmp_path / "run", asdict(cfg)) as record:
         predict.run(cfg, record)
     assert list(findings(record.dir)) == ["A/w1.jpg", "B/w1.jpg"] and record.summary["pictures"] == 2
     assert len(list((record.dir / "voc").rglob("*.xml"))) == len(list((record.dir / "pictures").rglob("*.jpg"))) == 2
+    assert "zero.jpg" in (record.dir / predict.UNREAD).read_text()
     assert "2 of 4 pictures are done" in (record.dir / "run.log").read_text() and not list(record.dir.glob(".*"))
+
+
+def test_a_drawing_that_cannot_be_written_at_the_end_loses_no_results(configured, guessing, tree, tmp_path, monkeypatch):
+    draw = predict._draw
+
+    def full(file, *args):
+        if file.name == "ü.jpg":
+            raise OSError(28, "No space left on device", str(file))
+        draw(file, *args)
+
+    monkeypatch.setattr(predict, "_draw", full)
+    (tree / "A/zero.jpg").write_bytes(b"")
+    cfg = configured("task=predict", f"checkpoint={guessing()}", f"predict.source={tree}", "predict.threshold=0.3")
+    with pytest.raises(TrainingError, match="cannot be written"), RunRecord(tmp_path / "run", asdict(cfg)) as record:
+        predict.run(cfg, record)
+    assert len(findings(record.dir)) == 4 and (record.dir / "predictions.csv").exists()
 
 
 def test_unreadable_pictures_are_listed_and_the_others_done(predicted, tree):

@@ -92,7 +92,7 @@ class AnnotationIndex:
 
     def identities(self, rows: np.ndarray) -> np.ndarray:
         """int64 [k]: of those of the rows that show defects a number each, by file name, size and boxes: by these a picture is
-        known again, wherever its data set lies and whichever split it is in."""
+        known again, wherever its data set lies and whichever split it is in. One without defects has too little of its own."""
         found = []
         for row in rows[np.diff(self.box_offsets)[rows] > 0].tolist():
             name = self.path(row).rpartition("/")[2].encode("utf-8", "surrogateescape")

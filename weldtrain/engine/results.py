@@ -53,9 +53,9 @@ class Results:
         scores = named.values() if isinstance(named, dict) else ()
         return max((float(score) for score in scores if isinstance(score, (int, float))), default=0.0)
 
-    def overlap(self, name: str, shown: np.ndarray) -> int:
+    def overlap(self, name: str, shown: np.ndarray) -> None:
         """What made the results is not known, nor what that was trained on."""
-        return 0
+        return None
 
     def made_of(self) -> dict[str, str]:
         """What it is, for a reader."""

@@ -80,10 +80,11 @@ class Trained:
         """By class; empty where the checkpoint holds none."""
         return {name: point["threshold"] for name, point in self.points["points"].items()} if self.points else {}
 
-    def overlap(self, name: str, shown: np.ndarray) -> int:
-        """How many of these pictures, `identities`, it was `trained_on` or its thresholds were `chosen_on`."""
+    def overlap(self, name: str, shown: np.ndarray) -> int | None:
+        """How many of these pictures, `identities`, it was `trained_on` or its thresholds were `chosen_on`; None where that is
+        not known, as of an earlier release."""
         known = self.state.get(name)
-        return 0 if known is None else int(np.isin(shown, known.numpy()).sum())
+        return None if known is None else int(np.isin(shown, known.numpy()).sum())
 
     def with_points(self, points: Mapping[str, Any], chosen_on: np.ndarray) -> dict[str, Any]:
         """A checkpoint of these thresholds, with all that judging and predicting need and nothing to resume by."""

@@ -6,6 +6,7 @@ Between two steps the state is whole: that is where a signal ends a run, and whe
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from weldtrain.engine.optim import build_optimizer, lr_factor, set_rates
 from weldtrain.engine.prefetch import device_batches
 from weldtrain.engine.profile import Profile
 from weldtrain.engine.pruning import Pruner
+from weldtrain.engine.standing import Standing, name_of
 from weldtrain.engine.step import LOSSES, TrainingStep
 from weldtrain.errors import ConfigError, HangError, TrainingError, WorkerError
 from weldtrain.interruption import Interrupted, deferred
@@ -48,11 +50,13 @@ _LOG_LINES = 5000  # about, of a long run
 
 
 class Trainer:
-    """Trains `model` on `loader`; `judge` judges the model that it is given, and `examples` show what that one finds."""
+    """Trains `model` on `loader`; `judge` judges the model that it is given, and `examples` show what that one finds.
+    `trained_before` are the identities of the pictures that its weights come from."""
 
     def __init__(
         self, model: Detector, loader: Loader, judge: Callable[[Detector], Judged], classes: list[str], cfg: Config,
         device: torch.device, dtype: torch.dtype | None, record: RunRecord | Follower, examples: Examples | None = None,
+        trained_before: torch.Tensor | None = None,
     ) -> None:
         self.model, self.loader, self.judge, self.examples, self.classes = model, loader, judge, examples, classes
         self.cfg, self.device, self.dtype, self.record = cfg, device, dtype, record
@@ -73,11 +77,9 @@ class Trainer:
         # What comes next, and how far the run is: all that is not within model, optimiser and schedule.
         self.epoch = self.batch = self.step = 0
         self.unjudged = False  # an epoch has ended and its evaluation is still to come
-        self.best: dict[str, Any] | None = None
-        self._trained_on = torch.from_numpy(loader.dataset.index.identities(loader.dataset.rows))
+        self.standing = Standing(cfg.trainer)
+        self._trained_before = trained_before
         self._chosen_on: torch.Tensor | None = None  # of what operating points were chosen by
-        self.stale = 0  # evaluations since the best
-        self.ranking: list[list[float]] = []  # [worth, epoch] of the epochs that are kept, the best first
         self.skipped = 0
         self._sums = torch.zeros(len(LOSSES), device=device)  # of the losses since the last log line
         self._unlogged = 0  # steps in `_sums`
@@ -90,10 +92,17 @@ class Trainer:
         self._stop = StopTogether()
         self._writer = checkpoint.Writer()
 
+    @functools.cached_property
+    def _trained_on(self) -> torch.Tensor:
+        """Identities of all pictures that are in these weights, also by way of those it began with."""
+        dataset, before = self.loader.dataset, self._trained_before
+        own = dataset.index.identities(dataset.rows)
+        return torch.from_numpy(own if before is None else np.union1d(before.numpy(), own))
+
     @property
     def finished(self) -> bool:
         """Nothing is left to do."""
-        over = (self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs or self._out_of_patience
+        over = (self.step >= self.total_steps or self.epoch >= self.cfg.trainer.epochs or self.standing.out_of_patience
                 or self.pruned)
         return over and not self.unjudged
 
@@ -101,10 +110,6 @@ class Trainer:
     def epochs_done(self) -> int:
         """Also one that was begun."""
         return self.epoch + (self.batch > 0)
-
-    @property
-    def _out_of_patience(self) -> bool:
-        return self.cfg.trainer.patience is not None and self.stale >= self.cfg.trainer.patience
 
     def fit(self) -> None:
         """Runs to the end of training. Raises TrainingError on a loss that is not finite, and where a checkpoint cannot be
@@ -133,13 +138,14 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """What a finished run is known by: the metrics of its best epoch, and its rates."""
-        assert self.best is not None
+        best = self.standing.best
+        assert best is not None
         totals = self.clock.totals()
         return {
-            **self.best["metrics"],
+            **best["metrics"],
             "epochs": self.epochs_done,
             "steps": self.step,
-            "best_epoch": self.best["epoch"],
+            "best_epoch": best["epoch"],
             "skipped_steps": self.skipped,
             "images_per_s": totals["loader/images_per_s"] * self.world.size,
             "data_wait_pct": totals["loader/data_wait_pct"],
@@ -283,31 +289,20 @@ class Trainer:
         return last or number % max(1, of_all // 20) == 0
 
     def _end_epoch(self, metrics: dict[str, Any] | None) -> None:
-        """Keeps the epoch, as the best where no `metrics` before were better: without any AP the latest is the best."""
+        """Keeps the epoch, under the names that its `metrics` earn it; None where it was not judged."""
         with deferred():
             self.unjudged = False
             names = []
             if metrics is not None:
-                better = self.best is None or _worth(metrics) >= _worth(self.best["metrics"])
-                self.stale = 0 if better else self.stale + 1
-                if better:
-                    self.best = {"epoch": self.epochs_done - 1, "metrics": metrics}
+                if self.standing.judged(self.epochs_done, metrics):
                     names.append("best.pt")
                 self.pruned = agreed(self._pruner is not None and self._pruner.hopeless(self.epochs_done, metrics))
                 if self.pruned:
                     log.info("epoch %d: worse than most trials were by then, training ends", self.epochs_done)
-                if self._out_of_patience:
-                    log.info("%d evaluations without a better AP than epoch %d: training ends (trainer.patience)", self.stale,
-                             self.best["epoch"] + 1)
-            self._save(names, self._kept(metrics), metrics)
-
-    def _kept(self, metrics: dict[str, Any] | None) -> set[str]:
-        """The names of the checkpoints of single epochs that are to be there."""
-        best, every = self.cfg.trainer.keep_best, self.cfg.trainer.keep_every
-        if metrics is not None and best > 1:
-            self.ranking = sorted([*self.ranking, [_worth(metrics), self.epochs_done]], reverse=True)[:best]
-        epochs = {int(epoch) for _, epoch in self.ranking} | (set(range(every, self.epochs_done + 1, every)) if every else set())
-        return {_of_epoch(epoch) for epoch in epochs}
+                if self.standing.out_of_patience:
+                    log.info("%d evaluations without a better AP than epoch %d: training ends (trainer.patience)",
+                             self.standing.stale, self.standing.best["epoch"] + 1)
+            self._save(names, self.standing.kept(self.epochs_done), metrics)
 
     def _save(self, names: list[str] | None = None, kept: set[str] | None = None, metrics: dict[str, Any] | None = None) -> None:
         """Writes last.pt in the background, under `names` as well, and where epochs are `kept` also under this one's."""
@@ -316,7 +311,7 @@ class Trainer:
         if not self.world.first:
             return
         with deferred():
-            own = _of_epoch(self.epochs_done)
+            own = name_of(self.epochs_done)
 
             def publish(path: Path) -> None:
                 for name in [*(names or []), *({own} & (kept or set()))]:
@@ -344,9 +339,7 @@ class Trainer:
             "pictures": self.batch * self.cfg.loader.batch_size * self.world.size,
             "step": self.step,
             "unjudged": self.unjudged,
-            "best": self.best,
-            "stale": self.stale,
-            "ranking": self.ranking,
+            **self.standing.state(),
             "skipped": self.skipped,
             "sums": self._sums,
             "unlogged": self._unlogged,
@@ -373,9 +366,10 @@ class Trainer:
         torch.set_rng_state(state["random"]["torch"])
         if "cuda" in state["random"] and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
-        for name in ("epoch", "step", "unjudged", "best", "stale", "ranking", "skipped"):
+        for name in ("epoch", "step", "unjudged", "skipped"):
             setattr(self, name, state[name])
-        self._chosen_on = state.get("chosen_on")
+        self.standing.restore(state)
+        self._chosen_on, self._trained_before = state.get("chosen_on"), state.get("trained_on")
         set_rates(self.optimizer, lr_factor(max(self.step - 1, 0), self.total_steps, self.cfg.scheduler))
         together = self.cfg.loader.batch_size * self.world.size
         self.batch, rest = divmod(state["pictures"], together)
@@ -395,10 +389,10 @@ class Trainer:
         checkpoint.tidy(self.record.checkpoints)
         if self.batch or self.unjudged:
             return
-        own, best = _of_epoch(self.epochs_done), self.best or {"epoch": None, "metrics": None}
-        copies = {own: state} if own in self._kept(None) else {}
-        if best["epoch"] == self.epochs_done - 1:
-            copies["best.pt"] = {**state, "metrics": best["metrics"]}
+        own = name_of(self.epochs_done)
+        copies = {own: state} if own in self.standing.kept(self.epochs_done) else {}
+        if self.standing.is_best(self.epochs_done):
+            copies["best.pt"] = {**state, "metrics": self.standing.best["metrics"]}
         for name, wanted in copies.items():
             path = self.record.checkpoints / name
             if not checkpoint.is_of_step(path, state["step"]):
@@ -418,11 +412,3 @@ def _batches_of_an_epoch(loader: Loader, accumulate: int) -> int:
     if loader.order.drop_last and rounds >= accumulate:
         rounds -= rounds % accumulate
     return rounds
-
-
-def _of_epoch(epoch: int) -> str:
-    return f"epoch_{epoch:04d}.pt"
-
-
-def _worth(metrics: Mapping[str, Any]) -> float:
-    return -1.0 if metrics["map"] is None else metrics["map"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weldtrain.metrics.matching import Boxes, counted, match, take
+from weldtrain.metrics.matching import Boxes, counted, matches, take
 
 Interval = tuple[float, float]
 
@@ -41,20 +41,19 @@ def totals(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def interval(values: np.ndarray, confidence: float = 0.95) -> Interval | None:
-    """The ends between which this share of a figure's values float [n] in the resamples lies. Those of which nothing can be said
-    are NaN and left out; None where they are more than half."""
+    """The ends, values themselves, between which this share of a figure's values float [n] in the resamples lies. Those of which
+    nothing can be said are NaN and left out. None where they are more than half, and where all others are equal, as where nothing
+    was missed: how sure that is, resampling cannot tell."""
     told = values[~np.isnan(values)]
-    if 2 * len(told) < len(values) or not len(told):
+    if 2 * len(told) < len(values) or not len(told) or told.min() == told.max():
         return None
-    low, high = np.quantile(told, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(told, [(1 - confidence) / 2, (1 + confidence) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
-def ratio_interval(numerator: np.ndarray, denominator: np.ndarray, weights: np.ndarray) -> Interval | None:
-    """Of sum(numerator) / sum(denominator), such as missed / defects, from what each picture adds, both [pictures]; `weights`
-    [n, pictures] as of `resamples`."""
-    above, below = (totals(weights, of) for of in (numerator, denominator))
-    return interval(np.divide(above, below, out=np.full(len(weights), np.nan), where=below != 0))
+def ratio_interval(numerator: np.ndarray, denominator: np.ndarray) -> Interval | None:
+    """Of a ratio such as missed / defects, from the `totals` [n] of both."""
+    return interval(np.divide(numerator, denominator, out=np.full(len(numerator), np.nan), where=denominator != 0))
 
 
 def weighted_ap(
@@ -104,7 +103,7 @@ def resampled_aps(
     """COCO's AP in each resample: `map map_50 map_75 map_small map_medium map_large mar` float64 [n], and `per_class_ap
     per_class_ap_50` by name. `weights` [n, pictures] as of `resamples`; ones [1, pictures] give the figures of
     `evaluate_detections` of all detections. NaN without defects; the means are of the classes that have some in that resample."""
-    met = [match(found, truth, iou) for iou in _IOUS]
+    met = list(matches(found, truth, _IOUS))
     ap = np.stack([class_aps(found, truth, of, len(classes), weights) for of in met])
     recall = np.mean([_recalls(truth, of, len(classes), weights) for of in met], 0)
     by_area = {f"map_{area}": mean_of_classes(_aps_of_area(found, truth, *ends, len(classes), weights))
@@ -129,10 +128,9 @@ def _aps_of_area(found: Boxes, truth: Boxes, low: float, high: float, classes: i
     """AP over all IoUs of defects of such an area, float64 [classes, n], as COCO has it: a defect of another one, and what meets
     it, counts neither way, as does what meets nothing and is itself of another one."""
     there, called = (((area >= low) & (area <= high)) for area in (
-        (of.boxes[:, 2:] - of.boxes[:, :2]).astype(np.float64).prod(1) for of in (truth, found)))
+        (boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (of.boxes.astype(np.float64) for of in (truth, found))))
     of_area, ap = replace(truth, ignore=truth.ignored | ~there), []
-    for iou in _IOUS:
-        met = match(found, truth, iou, aside=~there)
+    for met in matches(found, truth, _IOUS, aside=~there):
         kept = (met >= 0) | called
         ap.append(class_aps(take(found, kept), of_area, met[kept], classes, weights))
     return np.mean(ap, 0)

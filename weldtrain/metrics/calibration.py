@@ -54,13 +54,20 @@ def error_interval(
     scores: np.ndarray, correct: np.ndarray, picture: np.ndarray, weights: np.ndarray, bins: int = 10
 ) -> Interval | None:
     """The interval of `calibration_error` by resampling, `weights` [n, pictures] as of `resamples`; `picture` int [k] of each
-    detection. An error is never below 0, so that a perfect detector's interval lies above it."""
+    detection. As an error is never below 0, chance makes it larger, and that of a resample once more: by as much as these lie
+    above the figure on average they are lowered."""
+    figure = calibration_error(scores, correct, bins)
+    if figure is None:
+        return None
     member, apart, count = np.digitize(scores, np.linspace(0, 1, bins + 1)[1:-1]), np.zeros(len(weights)), np.zeros(len(weights))
     for k in np.unique(member):
         own = member == k
         apart += np.abs(totals(weights, np.bincount(picture[own], correct[own] - scores[own], weights.shape[1])))
         count += totals(weights, np.bincount(picture[own], minlength=weights.shape[1]))
-    return interval(np.divide(apart, count, out=np.full(len(weights), np.nan), where=count > 0))
+    errors = apart[count > 0] / count[count > 0]
+    ends = interval(errors)
+    above = max(0.0, float(errors.mean()) - figure) if ends else 0.0
+    return ends and (max(0.0, ends[0] - above), ends[1] - above)
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:

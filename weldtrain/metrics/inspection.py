@@ -3,13 +3,13 @@ takes for what, and where it is weak. Pure functions of arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from weldtrain.metrics.bootstrap import Interval, class_aps, interval, mean_of_classes, ratio_interval
+from weldtrain.metrics.bootstrap import class_aps, interval, mean_of_classes, ratio_interval, totals
 from weldtrain.metrics.matching import Boxes, take
 from weldtrain.metrics.operating_point import missed_at_most, rate_at_most, rate_between, share_between
 from weldtrain.metrics.pod import NoPod, Pod, fit_pod, resampled_sizes
@@ -17,7 +17,6 @@ from weldtrain.metrics.pod import NoPod, Pod, fit_pod, resampled_sizes
 SIZES = ("longer_side", "diagonal", "area_root")
 _OF_POD = ("a50", "a90", "a90_95", "a90_95_wald")
 _MOST_VALUES = 40  # of a column that have a row of their own
-_ENDLESS = 1e12  # of a size
 _PLACES = (("top", "middle", "bottom"), ("left", "centre", "right"))
 
 
@@ -35,7 +34,8 @@ class Inspected:
 
     `truth`, the defects, and `false`, the calls of nothing; `size` and `false_size` of each, in the unit asked for; of the
     defects `called` bool, those that were found, and `best` float, the score of what meets it, -inf where nothing does; `clean`
-    bool [pictures], those without defects; `weights` int [n, pictures] of resamples.
+    bool [pictures], those without defects; `weights` int [n, pictures] of resamples, each of `drawn` pictures [n]; `each` where
+    these draw every picture by itself, and not in groups.
     """
 
     classes: Sequence[str]
@@ -48,14 +48,17 @@ class Inspected:
     false_size: np.ndarray
     clean: np.ndarray
     weights: np.ndarray
+    drawn: np.ndarray
+    each: bool
     confidence: float
 
 
 def inspect(
     found: Boxes, truth: Boxes, met: np.ndarray, classes: Sequence[str], pictures: int, *, thresholds: Mapping[str, float],
-    size: str, unit: np.ndarray | float, weights: np.ndarray, confidence: float,
+    size: str, unit: np.ndarray | float, weights: np.ndarray, each: bool, confidence: float,
 ) -> Inspected:
-    """`met` as of `match`; `unit` is what a pixel measures, of all or of each picture; `weights` as of `resamples`."""
+    """`met` as of `match`; `unit` is what a pixel measures, of all or of each picture; `weights` as of `resamples`, of `each`
+    picture by itself or not."""
     unit = np.broadcast_to(unit, pictures)
     real = ~truth.ignored
     best = np.full(len(truth.labels), -np.inf)
@@ -67,37 +70,34 @@ def inspect(
     return Inspected(
         classes, pictures, take(truth, real), (sizes_of(truth.boxes, size) * unit[truth.image])[real], best[real], called[real],
         false, sizes_of(false.boxes, size) * unit[false.image], np.bincount(truth.image, minlength=pictures) == 0,
-        weights, confidence)
+        weights, totals(weights, np.ones(pictures)), each, confidence)
 
 
 def row(seen: Inspected, defects: np.ndarray, calls: np.ndarray, pictures: np.ndarray | None = None) -> dict[str, Any]:
     """Of these defects and false calls, masks, on these `pictures` (all if None): `defects missed missed_at_most`, the bound by
-    Clopper and Pearson, `missed_interval` by resampling, `false_calls`, and `false_calls_per_picture` with its bound by Garwood
-    and its interval. None where nothing can be said."""
-    there = np.ones(seen.pictures, bool) if pictures is None else pictures
-    n, missed, false, shown = (int(of.sum()) for of in (defects, defects & ~seen.called, calls, there))
-    per = [np.bincount(of, minlength=seen.pictures) for of in (
-        seen.truth.image[defects], seen.truth.image[defects & ~seen.called], seen.false.image[calls])]
+    Clopper and Pearson, `missed_interval` by resampling or else exact, `false_calls`, and `false_calls_per_picture` with its
+    bound by Garwood and its interval. None where nothing can be said."""
+    n, missed, false = (int(of.sum()) for of in (defects, defects & ~seen.called, calls))
+    shown = seen.pictures if pictures is None else int(pictures.sum())
+    of_defects, of_missed, of_calls = (totals(seen.weights, np.bincount(image, minlength=seen.pictures)) for image in (
+        seen.truth.image[defects], seen.truth.image[defects & ~seen.called], seen.false.image[calls]))
+    exact = seen.each and len(seen.weights) > 0  # where resampling tells nothing
+    drawn = seen.drawn if pictures is None else totals(seen.weights, pictures)
     return {
         "defects": n, "missed": missed, "missed_share": missed / n if n else None,
         "missed_at_most": missed_at_most(missed, n, seen.confidence) if n else None,
-        "missed_interval": _or_exact(ratio_interval(per[1], per[0], seen.weights), lambda: share_between(missed, n)),
+        "missed_interval": ratio_interval(of_missed, of_defects) or (share_between(missed, n) if exact and n else None),
         "pictures": shown, "false_calls": false,
         "false_calls_per_picture": false / shown if shown else None,
         "false_calls_at_most": rate_at_most(false, shown, seen.confidence) if shown else None,
-        "false_calls_interval": _or_exact(ratio_interval(per[2], there, seen.weights), lambda: rate_between(false, shown)),
+        "false_calls_interval": ratio_interval(of_calls, drawn) or (rate_between(false, shown) if exact and shown else None),
     }
-
-
-def _or_exact(by_resampling: Interval | None, exact: Callable[[], Interval]) -> Interval | None:
-    """What resampling tells, or where it tells of no spread at all, as where nothing was missed, the exact interval."""
-    return exact() if by_resampling is not None and by_resampling[0] == by_resampling[1] else by_resampling
 
 
 def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str, Any]], dict[str, Pod]]:
     """By class its `row`, the `smallest` and `largest` size, and of its POD `a50 a90 a90_95 a90_95_wald a50_interval a90_interval
-    pod_warnings`, None and `no_pod`, the reason, where there is none; and the curves that there are. An interval's upper end is
-    None where it has none."""
+    pod_warnings`, None and `no_pod`, the reason, where there is none; and the curves that there are. An end of an interval is
+    None where it is beyond all sizes."""
     rows, pods = {}, {}
     for label, name in enumerate(seen.classes, 1):
         own = seen.truth.labels == label
@@ -114,8 +114,8 @@ def by_class(seen: Inspected, link: str, scale: str) -> tuple[dict[str, dict[str
             rows[name] |= {figure: size for figure, size in found_at.items() if np.isfinite(size)}  # JSON knows no infinity
             rows[name]["pod_warnings"] = list(pod.warnings)
             for figure, values in resampled_sizes(pod, sizes, seen.called[own], seen.truth.image[own], seen.weights).items():
-                ends = interval(np.minimum(values, _ENDLESS))
-                rows[name][f"{figure}_interval"] = ends and [end if end < _ENDLESS else None for end in ends]
+                ends = interval(values)
+                rows[name][f"{figure}_interval"] = ends and [end if np.isfinite(end) else None for end in ends]
     return rows, pods
 
 
@@ -133,13 +133,13 @@ def by_size(
     there, called = (_octave(sizes_of(of.boxes, size) * unit[of.image]) for of in (truth, found))
     called = np.where(met >= 0, np.append(there, np.nan)[met], called)  # the last is for -1
     defects, calls = _octave(seen.size), _octave(seen.false_size)
-    weights = np.concatenate([np.ones((1, seen.pictures), np.uint16), seen.weights])  # the first gives the figure itself
     rows = []
     for power in np.unique(defects).astype(int).tolist():
         of_size, inside = called == power, replace(truth, ignore=truth.ignored | (there != power))
-        ap = mean_of_classes(class_aps(take(found, of_size), inside, met[of_size], len(seen.classes), weights))
+        ap, aps = (mean_of_classes(class_aps(take(found, of_size), inside, met[of_size], len(seen.classes), weights))
+                   for weights in (np.ones((1, seen.pictures)), seen.weights))
         rows.append({"low": 2.0**power, "high": 2.0 ** (power + 1), **row(seen, defects == power, calls == power),
-                     "ap_50": None if np.isnan(ap[0]) else float(ap[0]), "ap_50_interval": interval(ap[1:])})
+                     "ap_50": None if np.isnan(ap[0]) else float(ap[0]), "ap_50_interval": interval(aps)})
     return rows
 
 

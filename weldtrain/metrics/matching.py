@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,19 +38,26 @@ def match(
     of equal overlaps that of its own first. Truth that is set `aside`, bool [t], is met last like that to be ignored, but by its
     IoU, and once.
     """
-    met = np.full(len(found.labels), -1)
+    return next(matches(found, truth, [min_iou], any_class, aside))
+
+
+def matches(
+    found: Boxes, truth: Boxes, min_ious: Sequence[float], any_class: bool = False, aside: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """`match` at each of several IoUs; what does not hang on these is worked out once."""
     of_found, of_truth = _pairs(found, truth, any_class)
     ignored, other = truth.ignored[of_truth], found.labels[of_found] != truth.labels[of_truth]
     shared = overlap(found.boxes[of_found], truth.boxes[of_truth], ignored)
     last = ignored if aside is None else ignored | aside[of_truth]
     order = np.lexsort((other, -shared, last, of_found, -found.scores[of_found]))
-    taken = np.zeros(len(truth.labels), bool)
-    for pair in order[shared[order] >= min_iou]:
-        detection, defect = of_found[pair], of_truth[pair]
-        if met[detection] < 0 and not taken[defect]:
-            met[detection] = defect
-            taken[defect] = not ignored[pair]
-    return met
+    for min_iou in min_ious:
+        met, taken = np.full(len(found.labels), -1), np.zeros(len(truth.labels), bool)
+        for pair in order[shared[order] >= min_iou]:
+            detection, defect = of_found[pair], of_truth[pair]
+            if met[detection] < 0 and not taken[defect]:
+                met[detection] = defect
+                taken[defect] = not ignored[pair]
+        yield met
 
 
 def counted(truth: Boxes, met: np.ndarray) -> np.ndarray:

@@ -36,11 +36,17 @@ class Rule(NamedTuple):
     def told(self) -> str:
         """In words."""
         return {
-            "missed": f"no more than {self.at_most_missed:.2%} of a class missed, with {self.confidence:.0%} confidence",
+            "missed": f"no more than {exactly(self.at_most_missed)} of a class missed, with {exactly(self.confidence)} "
+                      "confidence",
             "f1": "the best F1 of each class",
             "false_calls": f"no more than {self.false_calls_per_picture:g} false calls of a class per picture",
             "cost": f"the least cost, a miss as dear as {self.cost_of_a_miss:g} false calls",
         }[self.by]
+
+
+def exactly(share: float) -> str:
+    """In percent, with all the digits that were asked for: 1.25%, 99.9%."""
+    return f"{100 * share:.6g}%"
 
 
 _ASKS = {"missed": ("at_most_missed", "confidence"), "f1": (), "false_calls": ("false_calls_per_picture",),
@@ -212,7 +218,7 @@ _log_factorial = np.vectorize(lambda n: math.lgamma(n + 1), otypes=[np.float64])
 
 def _lack(n: int, missed: int, share: float, confidence: float) -> tuple[str, int | None]:
     """Why there is no promise, and how many more defects would support it."""
-    promise = f"no more than {share:.2%} missed, with {confidence:.0%} confidence"
+    promise = f"no more than {exactly(share)} missed, with {exactly(confidence)} confidence"
     if n and missed / n >= share:
         return (f"{missed} of {n} defects are found at no threshold: at such a share no number of defects supports the promise "
                 f"of {promise}"), None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import torch
@@ -26,12 +27,13 @@ COCO = {
 _CLASS_LAYER = "roi_heads.box_predictor."
 
 
-def load_weights(model: Detector, cfg: ModelConfig, classes: Sequence[str] = ()) -> None:
-    """Starts `model`, of these classes, from `cfg.weights`; null leaves it as it is. Raises ConfigError with the way out."""
+def load_weights(model: Detector, cfg: ModelConfig, classes: Sequence[str] = ()) -> torch.Tensor | None:
+    """Starts `model`, of these classes, from `cfg.weights`; null leaves it as it is. Returns the identities of the pictures that
+    a checkpoint of weldtrain was trained on. Raises ConfigError with the way out."""
     if cfg.weights is None:
-        return
-    state, theirs = _state(cfg)
-    state = _prefixed(state)
+        return None
+    state, about = _state(cfg)
+    state, theirs = _prefixed(state), about.get("classes", ())
     others = bool(theirs) and list(theirs) != list(classes)
     if others:
         log.info("model.weights=%s knows %s: the class layer starts anew", cfg.weights, ", ".join(theirs))
@@ -46,12 +48,13 @@ def load_weights(model: Detector, cfg: ModelConfig, classes: Sequence[str] = ())
     model.load_state_dict(fitting, strict=False)
     log.info("model.weights=%s: %d of %d tensors%s", cfg.weights, len(fitting), len(own),
              f"; from scratch: {', '.join(missing)}" if missing else "")
+    return about.get("trained_on")
 
 
-def _state(cfg: ModelConfig) -> tuple[dict[str, torch.Tensor], Sequence[str]]:
-    """The weights, and the classes of a checkpoint of weldtrain."""
+def _state(cfg: ModelConfig) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]]:
+    """The weights, and all that a checkpoint of weldtrain says beside them."""
     if cfg.weights in ("imagenet", "coco"):
-        return _downloaded(cfg), ()
+        return _downloaded(cfg), {}
     path = Path(cfg.weights).expanduser()
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -62,7 +65,7 @@ def _state(cfg: ModelConfig) -> tuple[dict[str, torch.Tensor], Sequence[str]]:
     state = loaded.get("ema") or loaded.get("model", loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise ConfigError("holds no state dict", path, "it must map parameter names to tensors")
-    return state, loaded.get("classes", ())
+    return state, loaded if state is not loaded else {}
 
 
 def _downloaded(cfg: ModelConfig) -> dict[str, torch.Tensor]:

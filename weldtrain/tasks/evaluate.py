@@ -36,7 +36,7 @@ from weldtrain.metrics.calibration import judged as right_or_wrong
 from weldtrain.metrics.confusion import confusion
 from weldtrain.metrics.inspection import Inspected
 from weldtrain.metrics.matching import Boxes, pr_curves
-from weldtrain.metrics.operating_point import Rule, same_rule
+from weldtrain.metrics.operating_point import Rule, exactly, same_rule
 from weldtrain.telemetry import judgement, report
 from weldtrain.telemetry.charts import short
 from weldtrain.telemetry.console import ap_table, table
@@ -84,11 +84,12 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
 
 class _Thresholds(NamedTuple):
     """`points` as `operating_points` gives them. Of the pictures that are judged and show defects, how many had a part in that
-    (`choosing`), and how many the detector was `trained` on. Of new thresholds, the `identities` that they are `chosen_on`."""
+    (`choosing`), and how many the detector was `trained` on, None where that is not known. Of new thresholds, the `identities`
+    that they are `chosen_on`."""
 
     points: Mapping[str, Any]
     choosing: int
-    trained: int
+    trained: int | None
     chosen_on: np.ndarray | None
 
 
@@ -163,7 +164,7 @@ def _inspect(
     weights = resamples(groups, ask.bootstrap if groups.max() > 0 else 0, cfg.seed)  # of one group nothing can be said
     thresholds = {name: point["threshold"] for name, point in points["points"].items()}
     seen = inspection.inspect(found, truth, met, classes, pictures, thresholds=thresholds, size=ask.size, unit=unit,
-                              weights=weights, confidence=ask.confidence)
+                              weights=weights, each=groups.max() + 1 == pictures, confidence=ask.confidence)
     of_class, pods = inspection.by_class(seen, ask.pod_link, ask.pod_scale)
     for name in of_class:
         of_class[name] |= points["points"][name]
@@ -173,7 +174,7 @@ def _inspect(
     told = {
         "split": ask.split, "names": classes, "unit": unit_name, "size": ask.size, "rule": points["rule"],
         "chosen_on": points["split"],
-        "in_sample": chosen.choosing > 0, "trained_on": chosen.trained, "shown": len(judged.shown),
+        "shown": len(judged.shown), "chose": chosen.choosing, "trained_on": chosen.trained,
         "groups": int(groups.max()) + 1, "resamples": len(weights),
         "classes": of_class,
         "all": inspection.row(seen, np.ones(len(seen.called), bool), np.ones(len(seen.false.labels), bool)),
@@ -202,10 +203,10 @@ def _inspect(
 
 def _tell(told: Mapping[str, Any], cfg: EvaluateConfig) -> None:
     """Prints what is missed at the thresholds, and which sizes are found; and why where it cannot be said."""
-    bound, unit = f"{cfg.confidence:.0%}", told["unit"]
-    here = ", which is judged here: another one has to verify them" * told["in_sample"]
+    bound, unit = exactly(cfg.confidence), told["unit"]
     table(
-        f"{Rule(**told['rule']).told()}: thresholds chosen on {told['chosen_on']}{here}; sizes ({cfg.size}) in {unit}",
+        f"{Rule(**told['rule']).told()}: thresholds chosen on {told['chosen_on']}{judgement.in_sample(told)}; "
+        f"sizes ({cfg.size}) in {unit}",
         ("class", "threshold", "missed", f"at most, {bound}", "false calls per picture", "a50", "a90", "a90/95"),
         [(name, f"{c['threshold']:.3f}" + " (not by the rule)" * bool(c["why"]), f"{c['missed']} of {c['defects']}",
           judgement.percent(c["missed_at_most"]), f"{c['false_calls_per_picture']:.2f}",

@@ -79,11 +79,15 @@ def run(cfg: Config, record: RunRecord) -> None:
     table(f"{done} pictures of {reader.folder.root}", ("class", "threshold", "found"),
           [(name, f"{thresholds[name]:.3f}", counts[name]) for name in trained.classes])
     log.info("results: %s", record.dir)
+    if unread:
+        _list(unread, record.dir)
     if ended is not None:
         log.warning("%d of %d pictures are done, and all results are of these", done, len(index))
         raise ended
     if unread:
-        _refuse(unread, record.dir, done)
+        first = ", ".join(f"{f.file} {f.text}" for f in unread[:3]) + " …" * (len(unread) > 3)
+        raise DataError(f"{len(unread)} of {done + len(unread)} pictures could not be inspected: {first}",
+                        os.path.join(record.dir, UNREAD), "all others are done; mend these and predict them")
 
 
 def _thresholds(cfg: Config, trained: Trained) -> dict[str, float]:
@@ -153,18 +157,7 @@ def _outputs(
     classes, save = trained.classes, cfg.predict.save
     with _written_to(folder), contextlib.ExitStack() as stack:
         writers: list[Callable[[Found], None]] = []
-        if "json" in save:
-            writers.append(stack.enter_context(written.coco_results(folder, classes, info)))
-        if "csv" in save:
-            writers.append(stack.enter_context(written.csv_table(folder / "predictions.csv", classes)))
-        if "voc" in save:
-            xml = _named(names, ".xml")
-            writers.append(lambda found: written.write_voc(folder / "voc", xml[found.picture], found, classes))
-        if "yolo" in save:
-            txt = _named(names, ".txt", (written.CLASSES,))
-            written.write_yolo_classes(folder / "yolo", txt.values(), classes)
-            writers.append(lambda found: written.write_yolo(folder / "yolo", txt[found.picture], found))
-        if "pictures" in save:
+        if "pictures" in save:  # first, so that a drawing that fails at the end finds all other files closed
             drawings = _named(names, ".jpg")
 
             def draw(found: Found) -> None:
@@ -176,6 +169,17 @@ def _outputs(
                     _draw(folder / "pictures" / drawings[found.picture], image, found, classes)
 
             writers.append(stack.enter_context(_beside(draw)))
+        if "json" in save:
+            writers.append(stack.enter_context(written.coco_results(folder, classes, info)))
+        if "csv" in save:
+            writers.append(stack.enter_context(written.csv_table(folder / "predictions.csv", classes)))
+        if "voc" in save:
+            xml = _named(names, ".xml")
+            writers.append(lambda found: written.write_voc(folder / "voc", xml[found.picture], found, classes))
+        if "yolo" in save:
+            txt = _named(names, ".txt", (written.CLASSES,))
+            written.write_yolo_classes(folder / "yolo", txt.values(), classes)
+            writers.append(lambda found: written.write_yolo(folder / "yolo", txt[found.picture], found))
 
         def write(found: Found) -> None:
             with _written_to(folder):
@@ -230,11 +234,8 @@ def _draw(file: Path, image: np.ndarray, found: Found, classes: list[str]) -> No
     data.tofile(file)
 
 
-def _refuse(unread: list[Finding], folder: Path, done: int) -> None:
+def _list(unread: list[Finding], folder: Path) -> None:
     with open(folder / UNREAD, "w", encoding="utf-8", errors="backslashreplace", newline="") as out:
         lines = csv.writer(out)
         lines.writerow(("image", "what", "fix"))
         lines.writerows((f.file, f.text, f.fix) for f in sorted(unread))
-    first = ", ".join(f"{f.file} {f.text}" for f in unread[:3]) + " …" * (len(unread) > 3)
-    raise DataError(f"{len(unread)} of {done + len(unread)} pictures could not be inspected: {first}",
-                    os.path.join(folder, UNREAD), "all others are done; mend these and predict them")

@@ -66,7 +66,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     if state is not None:
         _compare(state, cfg, data.classes)
     cfg = replace(cfg, loader=tuned(cfg.loader, tuned_file(cfg, data.index, device_name(device))))
-    model = _model(cfg, data.classes, state is None, device)
+    model, trained_before = _model(cfg, data.classes, state is None, device)
     if cfg.loader.batch_size == "auto":
         size, note = min(gathered(fitting_batch_size(model, data.train, cfg.optimizer, device, dtype)))
         cfg, asked = (replace(c, loader=replace(c.loader, batch_size=size)) for c in (cfg, asked))
@@ -86,7 +86,7 @@ def run(cfg: Config, record: RunRecord | Follower) -> float | None:
     with contextlib.closing(loader), watching(cfg.trainer.hang_s, record.log_file, loader.stacks, last_words):
         trainer = Trainer(model, loader, lambda model: evaluate(model, val_loader, data.classes, cfg.evaluate, device, dtype),
                           data.classes, replace(cfg, loader=asked.loader), device, dtype, record,
-                          Examples(data.val, data.classes) if place.first else None)
+                          Examples(data.val, data.classes) if place.first else None, trained_before)
         if state is not None:
             trainer.restore(state)
             if Path(cfg.resume) == record.checkpoints / "last.pt":
@@ -148,13 +148,13 @@ def _data(cfg: Config) -> _Data:
     return _Data(index, classes, train_set, val_set)
 
 
-def _model(cfg: Config, classes: list[str], anew: bool, device: torch.device) -> Detector:
+def _model(cfg: Config, classes: list[str], anew: bool, device: torch.device) -> tuple[Detector, torch.Tensor | None]:
+    """The model to train, and the identities of the pictures that its weights come from."""
     model = build_detector(cfg.model, len(classes))
-    if anew:
-        load_weights(model, cfg.model, classes)
+    trained_before = load_weights(model, cfg.model, classes) if anew else None
     if cfg.model.norm == "sync" and world().size > 1 and device.type == "cuda":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model.to(device, memory_format=torch.channels_last)
+    return model.to(device, memory_format=torch.channels_last), trained_before
 
 
 def _loaders(cfg: Config, data: _Data, device: torch.device) -> tuple[Loader, Loader]:
@@ -230,4 +230,4 @@ def _already_finished(trainer: Trainer, record: RunRecord | Follower) -> float |
     limit = "trainer.max_steps" if trainer.step == trainer.cfg.trainer.max_steps else "trainer.epochs"
     log.info("this run is finished: %d steps in %d epochs; %s=N with a larger N goes on", trainer.step, trainer.epochs_done,
              limit)
-    return trainer.best["metrics"]["map_50"]
+    return trainer.standing.best["metrics"]["map_50"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weldtrain.metrics.operating_point import Rule, verified
+from weldtrain.metrics.operating_point import Rule, exactly, verified
 from weldtrain.metrics.pod import Pod
 from weldtrain.telemetry import report
 from weldtrain.telemetry.charts import short, xy_chart
@@ -26,8 +26,8 @@ def write(
     class; `gallery` lists of `image class text path`."""
     report.render(
         "evaluate.html", path, title=f"What escapes: {split}", split=split, pictures=pictures, told=told, metrics=metrics,
-        gallery=gallery, made_of=made_of, bound=f"{confidence:.0%}", rule=Rule(**told["rule"]).told(),
-        verdict=_verdict(told, split, confidence), promises=promises(told, confidence),
+        gallery=gallery, made_of=made_of, bound=exactly(confidence), rule=Rule(**told["rule"]).told(),
+        verdict=_verdict(told, split, confidence), in_sample=in_sample(told), promises=promises(told, confidence),
         pod_charts={name: _pod_chart(pod, told["classes"][name], told["unit"]) for name, pod in pods.items()},
         pr_charts={name: _pr_chart(curve, told["classes"][name]) for name, curve in curves.items()},
         calibration=_calibration_chart(told["calibration"]), between=between, percent=percent, found_at=found_at,
@@ -52,8 +52,8 @@ def found_at(of_class: Mapping[str, Any], figure: str, with_interval: bool = Fal
 
 
 def percent(share: float | None) -> str:
-    """One decimal, or n/a."""
-    return "n/a" if share is None else f"{share:.1%}"
+    """One decimal, of less than a thousandth one digit, or n/a."""
+    return "n/a" if share is None else f"{share:.1%}" if share == 0 or share >= 1e-3 else f"{100 * share:.1g}%"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -71,13 +71,23 @@ def _verdict(told: Mapping[str, Any], split: str, confidence: float) -> str:
     if not of_all["defects"]:
         return f"Split {split} shows no defect: nothing can be missed in it."
     return (f"{of_all['missed']} of {of_all['defects']} defects missed ({percent(of_all['missed_share'])}; with "
-            f"{confidence:.0%} confidence at most {percent(of_all['missed_at_most'])}), at "
+            f"{exactly(confidence)} confidence at most {percent(of_all['missed_at_most'])}), at "
             f"{of_all['false_calls_per_picture']:.2f} false calls per picture.")
+
+
+def in_sample(told: Mapping[str, Any]) -> str:
+    """That what is judged here had a part in choosing the thresholds; "" where it had none."""
+    if not told["chose"]:
+        return ""
+    if told["chose"] == told["shown"]:
+        return ", which is judged here: another one has to verify them"
+    return f", in which {told['chose']} of the {told['shown']} pictures with defects had a part: others have to verify them"
 
 
 def promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str, str]]:
     """By class whether what was promised holds here: a word to colour by, and the sentence."""
     rule = Rule(**told["rule"])
+    unknown = ", unless these were trained on, which is not known" * (told["trained_on"] is None)
     said = {}
     for name, c in told["classes"].items():
         if c["why"]:
@@ -86,13 +96,15 @@ def promises(told: Mapping[str, Any], confidence: float) -> dict[str, tuple[str,
             continue
         elif told["trained_on"]:
             said[name] = "dropped", "what was trained on verifies no promise"
-        elif told["in_sample"]:
+        elif told["chose"] == told["shown"]:
             said[name] = "soft", "promised by this split"
+        elif told["chose"]:
+            said[name] = "soft", "pictures that had a part in the promise verify none: judge others"
         else:
             found = verified(c["missed"], c["defects"], rule.at_most_missed, confidence)
             said[name] = {
-                "holds": ("usable", f"holds here as well: with {confidence:.0%} confidence no more than "
-                                    f"{rule.at_most_missed:.1%} are missed"),
+                "holds": ("usable", f"holds here as well: with {exactly(confidence)} confidence no more than "
+                                    f"{exactly(rule.at_most_missed)} are missed" + unknown),
                 "open": ("soft", f"not contradicted here, and too few defects to verify it: {c['missed']} of {c['defects']} "
                                  "missed"),
                 "broken": ("error", f"broken here: {c['missed']} of {c['defects']} missed. Are these pictures from where the "
