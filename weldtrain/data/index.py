@@ -35,6 +35,8 @@ class AnnotationIndex:
     px; name_ids int32 [m] into `names`; flags uint8 [m]; lines int32 [m] in the annotation file, 0 where that has none.
     """
 
+    tile_px: int | None = None  # the side of the tiles that its rows are; None of whole pictures
+
     def __init__(self, file: Path) -> None:
         """Opens an index file. Raises ValueError if it is damaged or of another release, OSError if it is absent."""
         self.file = Path(file)
@@ -57,8 +59,6 @@ class AnnotationIndex:
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-    tile_px: int | None = None  # the side of the tiles that its rows are; None of whole pictures
 
     @property
     def whole(self) -> AnnotationIndex:

@@ -80,7 +80,8 @@ def run(cfg: Config, record: RunRecord) -> None:
           [(name, f"{thresholds[name]:.3f}", counts[name]) for name in trained.classes])
     log.info("results: %s", record.dir)
     if unread:
-        _list(unread, record.dir)
+        with _written_to(record.dir):
+            _list(unread, record.dir)
     if ended is not None:
         log.warning("%d of %d pictures are done, and all results are of these", done, len(index))
         raise ended
