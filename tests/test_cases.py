@@ -377,7 +377,7 @@ def test_case_27_small_boxes_are_told_before_training_with_the_setting_to_change
     root = voc(tmp_path / "d", {s: xml(obj(100, 90, 109, 99), head="") for s in STEMS}, wide)
     told = told_before_training(root)
     assert ("boxes-small: 12 of 12 boxes of crack (100%) are below 8 px after resizing to model.min_size=64, model.max_size=96; "
-            "raise model.min_size to 720 and model.max_size to 1070, or cut the pictures into tiles") in told
+            "raise model.min_size to 720 and model.max_size to 1070, or set model.tiles=") in told
 
 
 IDS = {"001": "train", "010": "train", "NA": "val", "1e5": "val", "true": "val"}

@@ -203,7 +203,7 @@ def write_index(file: Path, header: dict, arrays: dict[str, np.ndarray]) -> None
     text = json.dumps({**header, "arrays": table, "bytes": len(body), "crc": zlib.crc32(body)}).encode()
     head = _MAGIC + _LENGTH_CRC.pack(len(text), zlib.crc32(text)) + text
     try:
-        with whole(file, "wb") as out:
+        with whole(file, "wb", private=True) as out:
             out.write(head + b"\0" * (-len(head) % _ALIGN) + body)
     except OSError as e:
         raise DataError(f"the index cannot be written ({e.strerror})", file.parent, "set cache_dir to a folder with room") from e
