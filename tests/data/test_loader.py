@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 from unittest.mock import Mock
@@ -26,6 +27,7 @@ from weldtrain.data.cache import open_cache
 from weldtrain.data.dataset import DetectionDataset
 from weldtrain.data.indexing import open_index
 from weldtrain.data.loader import evaluation_loader, plan, training_loader
+from weldtrain.data.processes import Processes
 from weldtrain.data.synthetic import CLASSES
 from weldtrain.errors import ConfigError, DataError, PictureError, TrainingError
 
@@ -218,6 +220,32 @@ def test_an_error_of_the_code_keeps_the_line_that_raised_it(index, change):
     with pytest.raises(RuntimeError, match="no CUDA here") as caught:
         list(training_loader(Erring(index, "train", CLASSES, SCALE), replace(SIMPLE, **change), CPU, 0))
     assert "in decoded" in str(caught.value.__cause__)
+
+
+class Sending(Erring):
+    """Its workers have a thread within torch when they end, as one is that still sends a batch."""
+
+    def work_as(self, worker):
+        threading.Thread(target=lambda: [torch.zeros(9) + 1 for _ in itertools.count()], daemon=True).start()
+        super().work_as(worker)
+
+
+@pytest.mark.parametrize("method", torch.multiprocessing.get_all_start_methods())
+def test_workers_that_are_sending_when_the_loader_closes_end_quietly(index, capfd, method):
+    with pytest.raises(RuntimeError, match="no CUDA here"):
+        list(training_loader(Sending(index, "train", CLASSES, SCALE),
+                             replace(SIMPLE, **process(2, multiprocessing_context=method)), CPU, 0))
+    assert not capfd.readouterr().err
+
+
+def test_a_worker_that_dies_while_the_loader_closes_does_not_cover_the_error(index, monkeypatch):
+    def one_dies(stream):
+        os.kill(stream._workers[0].pid, signal.SIGABRT)
+        time.sleep(5)  # which torch's error ends
+
+    monkeypatch.setattr(Processes, "_shutdown_workers", one_dies)
+    with pytest.raises(RuntimeError, match="no CUDA here"):
+        list(training_loader(Erring(index, "train", CLASSES, SCALE), replace(SIMPLE, **process(2)), CPU, 0))
 
 
 def children():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -43,7 +45,8 @@ class Processes(_MultiProcessingDataLoaderIter):
 
     def close(self) -> None:
         """As torch does when it is collected, which a traceback may delay."""
-        self._shutdown_workers()
+        with contextlib.suppress(RuntimeError):  # a worker died meanwhile: it would cover the error that was met before
+            self._shutdown_workers()
         self.kill()
 
     def kill(self) -> None:
@@ -74,6 +77,9 @@ def as_it_is(batch: Batch | Failure) -> Batch | Failure:
 
 def init_worker(worker_id: int) -> None:
     end_with_main_process()
+    # As forked ones end. One that was spawned would first end Python, and that its threads, by an exception: the one that still
+    # sends a batch may be within torch, and the process would abort.
+    atexit.register(os._exit, 0)
     for number in (signal.SIGSEGV, signal.SIGBUS):
         signal.signal(number, signal.SIG_DFL)  # torch would print a line of its own, with another cause
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a worker never touches the device
