@@ -240,6 +240,7 @@ def test_workers_that_are_sending_when_the_loader_closes_end_quietly(index, capf
 
 def test_a_worker_that_dies_while_the_loader_closes_does_not_cover_the_error(index, monkeypatch):
     def one_dies(stream):
+        monkeypatch.undo()
         os.kill(stream._workers[0].pid, signal.SIGABRT)
         time.sleep(5)  # which torch's error ends
 
