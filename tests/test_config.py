@@ -1,5 +1,6 @@
 """Every config composes; every wrong key, choice or value is one line that names the way out."""
 
+import shlex
 import subprocess
 import sys
 
@@ -102,6 +103,14 @@ def test_paths_are_the_shells(monkeypatch):
 def test_any_path_can_be_typed(path):
     assert composed("dataset=welding_v2", overrides.quoted_text(f"dataset.root={path}")).dataset.root == path
     assert overrides.quoted_text(f"trainer.epochs={path}") == f"trainer.epochs={path}"
+
+
+@pytest.mark.parametrize("typed", ["checkpoint=a/b.pt", "dataset.root=/my welds", "trainer.epochs=2", "dataset.root=/mnt/it's"])
+def test_the_command_that_is_told_gives_the_same_arguments(typed):
+    arguments = [overrides.quoted_text(typed), "-m", "optimizer.lr=1,2"]
+    told = overrides.command_line(arguments)
+    assert [overrides.quoted_text(a) for a in shlex.split(told)] == ["python", "-m", "weldtrain", *arguments]
+    assert "'" in typed or shlex.split(told)[3] == typed
 
 
 def weldtrain(*args, cwd):

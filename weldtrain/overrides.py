@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from types import NoneType
 
@@ -38,6 +39,16 @@ def quoted(value: str) -> str:
     # A backslash is one, except before a quote.
     value = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
     return f"'{value}'"
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """What a user types in a shell to give these arguments: without the quotes that are put round text anyway."""
+    def plain(argument: str) -> str:
+        name, _, value = argument.partition("=")
+        bare = f"{name}={value[1:-1]}"
+        return bare if quoted_text(bare) == argument else argument
+
+    return shlex.join(["python", "-m", "weldtrain", *map(plain, arguments)])
 
 
 def check_override_keys(overrides: Sequence[str]) -> None:

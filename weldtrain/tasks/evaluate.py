@@ -4,7 +4,6 @@ checkpoint's own."""
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,6 +36,7 @@ from weldtrain.metrics.confusion import confusion
 from weldtrain.metrics.inspection import Inspected
 from weldtrain.metrics.matching import Boxes, pr_curves
 from weldtrain.metrics.operating_point import Rule, exactly, same_rule
+from weldtrain.overrides import command_line
 from weldtrain.telemetry import judgement, report
 from weldtrain.telemetry.charts import short
 from weldtrain.telemetry.console import ap_table, table
@@ -253,7 +253,7 @@ def _made_of(cfg: Config, subject: Trained | Results, index: AnnotationIndex) ->
     return subject.made_of() | {
         "classes": ", ".join(subject.classes),
         "judged on": f"{index.root} (state {index.stamp})", "split": index.describe(cfg.evaluate.split),
-        "command": shlex.join(made["command"]),
+        "command": command_line(made["command"][1:]),
         "weldtrain": f"{version() or 'not installed'}, commit {made['git']['commit'] if made['git'] else 'unknown'}",
         "machine": f"{made['processor']}, torch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d %H:%M"),

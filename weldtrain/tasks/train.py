@@ -35,7 +35,7 @@ from weldtrain.formats.record import summary
 from weldtrain.interruption import listen
 from weldtrain.models.detector import Detector, build_detector
 from weldtrain.models.weights import load_weights
-from weldtrain.overrides import named
+from weldtrain.overrides import command_line, named
 from weldtrain.resuming import MADE_OF, own_overrides, sound, varied
 from weldtrain.telemetry.console import ap_table
 from weldtrain.telemetry.provenance import provenance
@@ -181,7 +181,7 @@ def _describe(record: RunRecord | Follower, cfg: Config, data: _Data, device: to
         seeds={"seed": cfg.seed, "dataset.split.seed": cfg.dataset.split.seed}, data=data.index.stamp, loader=asdict(cfg.loader),
         resumed_from=cfg.resume, ranks=world().size))
     record.describe({
-        "command": shlex.join(sys.argv), "directory": record.dir, "data": f"{data.index.root} ({data.index.stamp})",
+        "command": command_line(sys.argv[1:]), "directory": record.dir, "data": f"{data.index.root} ({data.index.stamp})",
         **{split: data.index.describe(split) for split in ("train", cfg.evaluate.split)},
         "model": f"{cfg.model.backbone}, {cfg.model.min_size} px", "device": device_name(device),
         **{note: "" for note in notes},
