@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def found_at(of_class: Mapping[str, Any], figure: str, with_interval: bool = Fal
             return f"> {short(largest)}"
         return f"< {short(smallest)}" if size < smallest else short(size)
 
-    return shown(size) + (f" ({shown(ends[0])} to {shown(ends[1])})" if with_interval and ends else "")
+    return shown(size) + (_in_brackets(map(shown, ends)) if with_interval and ends else "")
 
 
 def percent(share: float | None) -> str:
@@ -63,7 +63,11 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def between(bounds: Sequence[float] | None, as_percent: bool = False) -> str:
     """An interval in brackets after its figure; "" where there is none."""
-    return "" if bounds is None else " (" + " to ".join(percent(b) if as_percent else short(b) for b in bounds) + ")"
+    return "" if bounds is None else _in_brackets(percent(b) if as_percent else short(b) for b in bounds)
+
+
+def _in_brackets(ends: Iterable[str]) -> str:
+    return " (" + " to ".join(ends).replace(" ", "\N{NO-BREAK SPACE}") + ")"
 
 
 def _verdict(told: Mapping[str, Any], split: str, confidence: float) -> str:
