@@ -289,7 +289,9 @@ def test_results_of_any_detector_are_judged_also_beyond_the_picture_and_beyond_a
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda results, about: results.clear() or about["images"].pop(), "holds nothing of"),
-    (lambda results, about: results[0].update(category_id=99), "result 1 is none, or of a picture or category"),
+    (lambda results, about: results[0].update(category_id=99), "result 1 has category_id 99, which images"),
+    (lambda results, about: results[1].update(image_id="x"), "result 2 has image_id x, which images"),
+    (lambda results, about: about["images"][0].update(width=512), r"as 512x128 px, and the picture is 128x128"),
     (lambda results, about: results[0].update(score=7), "holds 7 as its score"),
     (lambda results, about: results[0].update(bbox=[1, 2]), "result 1 is none"),
     (lambda results, about: results[0].update(bbox=[1, 2, -3, 4]), r"a box \[1, 2, -3, 4\] that is none"),

@@ -16,10 +16,12 @@ _EXPECTED = 'expected a list of {"image_id": 1, "category_id": 1, "bbox": [x, y,
 
 class Results(NamedTuple):
     """By the path of each picture that was looked at boxes float64 [n,4] x1,y1,x2,y2 px, labels int64 [n] from 1 of `classes`,
-    and scores float64 [n]; and what is said of how they were made."""
+    and scores float64 [n]; its width and height in px as it was looked at, where that is told; and what is said of how they were
+    made."""
 
     classes: list[str]
     found: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    sizes: dict[str, tuple[int, int]]
     info: dict[str, Any]
 
 
@@ -31,6 +33,8 @@ def read_results(path: Path) -> Results:
     results, about = _json(path), _json(path.with_name(PICTURES))
     try:
         names = {image["id"]: str(image["file_name"]) for image in about["images"]}
+        sizes = {names[image["id"]]: (image["width"], image["height"]) for image in about["images"]
+                 if image.get("width") and image.get("height")}
         categories = sorted(about["categories"], key=lambda category: category["id"])
         labels = {category["id"]: label for label, category in enumerate(categories, 1)}
         classes = [str(category["name"]) for category in categories]
@@ -43,19 +47,22 @@ def read_results(path: Path) -> Results:
     for number, result in enumerate(results, 1):
         try:
             x, y, width, height = map(float, result["bbox"])
-            row = (x, y, x + width, y + height, labels[result["category_id"]], float(result["score"]))
-            of_picture = rows[names[result["image_id"]]]
+            picture, label = names.get(result["image_id"]), labels.get(result["category_id"])
+            row = (x, y, x + width, y + height, label or 0, float(result["score"]))
         except (KeyError, TypeError, ValueError) as e:
-            raise DataError(f"result {number} is none, or of a picture or category that {PICTURES} does not know ({e!r})", path,
-                            _EXPECTED) from None
+            raise DataError(f"result {number} is none ({e!r})", path, _EXPECTED) from None
+        if picture is None or label is None:
+            kind = "image" if picture is None else "category"
+            raise DataError(f"result {number} has {kind}_id {result[f'{kind}_id']}, which {PICTURES} does not know", path,
+                            "it describes all pictures that were looked at, and all categories")
         if not np.isfinite(row).all() or not 0 <= row[5] <= 1 or width < 0 or height < 0:
             raise DataError(f"result {number} holds {row[5]:g} as its score, or a box [{x:g}, {y:g}, {width:g}, {height:g}] that "
                             "is none", path, "scores are from 0 to 1, and sides no less than 0")
-        of_picture.append(row)
+        rows[picture].append(row)
     tables = {name: np.array(table, np.float64).reshape(-1, 6) for name, table in rows.items()}
     info = about.get("info")
     return Results(classes, {name: (table[:, :4], table[:, 4].astype(np.int64), table[:, 5]) for name, table in tables.items()},
-                   info if isinstance(info, dict) else {})
+                   sizes, info if isinstance(info, dict) else {})
 
 
 def _json(path: Path) -> Any:
