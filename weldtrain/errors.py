@@ -69,3 +69,8 @@ def origins(error: BaseException) -> Iterator[BaseException]:
 def one_line(text: str) -> str:
     """Text from files and libraries as a terminal can show it: no line breaks, no control characters, no broken bytes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+
+
+def reason(error: BaseException) -> str:
+    """The first sentence of a library's error; what follows is advice to programmers."""
+    return one_line(str(error)).partition(". ")[0] or type(error).__name__

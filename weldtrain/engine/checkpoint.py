@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weldtrain.atomic import DRAFTS, whole
-from weldtrain.errors import DataError, TrainingError, origins
+from weldtrain.errors import DataError, TrainingError, origins, reason
 
 FORMAT = 2
 _MAKE_ROOM = "free some disk space; the last whole checkpoint is untouched"
@@ -106,8 +106,7 @@ def load(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DataError("no such checkpoint", path, "give the path of a best.pt or last.pt") from None
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, ValueError) as e:
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise DataError(f"cannot be loaded as a checkpoint ({reason})", path, "it is damaged or not weldtrain's") from e
+        raise DataError(f"cannot be loaded as a checkpoint ({reason(e)})", path, "it is damaged or not weldtrain's") from e
     if not isinstance(state, dict) or not {"format", "model", "classes", "config"} <= state.keys():
         raise DataError("is not a checkpoint of weldtrain", path, "bare weights go into model.weights=PATH")
     if state["format"] not in (1, FORMAT):

@@ -13,7 +13,7 @@ import torch
 from torchvision.models import get_model_weights
 
 from weldtrain.config import ModelConfig
-from weldtrain.errors import ConfigError
+from weldtrain.errors import ConfigError, reason
 from weldtrain.models.detector import Detector
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ def _state(cfg: ModelConfig) -> tuple[dict[str, torch.Tensor], Mapping[str, Any]
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ConfigError("no such file", f"model.weights={cfg.weights}", "give null, imagenet, coco or a file") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as e:
-        raise ConfigError(f"cannot be loaded ({str(e).splitlines()[0]})", path, "it must be a state dict saved by torch") from e
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, ValueError) as e:
+        raise ConfigError(f"cannot be loaded ({reason(e)})", path, "it must be a state dict saved by torch") from e
     state = loaded.get("ema") or loaded.get("model", loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise ConfigError("holds no state dict", path, "it must map parameter names to tensors")
